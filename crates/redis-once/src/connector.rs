@@ -123,7 +123,7 @@ impl Connector {
         let greeted = MultiplexedConnection::new_with_config(&self.greeting(), stream, config).await;
         // Otherwise it would be reported as a lost connection.
         let (stream, driver) = greeted.map_err(|error| match accepted.refused() {
-            Some(refused) => (ErrorKind::Parse, "greeting", refused.to_string()).into(),
+            Some(refused) => (ErrorKind::Parse, "greeting", refused.to_owned()).into(),
             None => error,
         })?;
         let driver = Driver(tokio::spawn(driver).abort_handle());

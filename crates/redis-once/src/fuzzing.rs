@@ -18,8 +18,7 @@ pub struct ReplyFraming {
 impl ReplyFraming {
     /// Reads the next bytes. The error is the reason for rejecting them.
     pub fn read(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let refused = |_| self.accepted.refused().map(ToString::to_string).unwrap_or_default();
-        self.accepted.check(&mut self.scanner, bytes).map_err(refused)
+        self.accepted.check(&mut self.scanner, bytes).map_err(str::to_owned)
     }
 
     /// Whether the last reply is complete.

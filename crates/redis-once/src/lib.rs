@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep};
 
 use self::error_reply::ErrorReply;
 use self::failure::Counters;
-use self::node::{Asking, Job, Node, Terms};
+use self::node::{Asking, Job, Node, Sent, Terms};
 use self::topology::Topology;
 
 pub use breaker::BreakerState;
@@ -141,7 +141,7 @@ impl Client {
         for node in masters {
             if let Some(command) = command(node.name()) {
                 calls.spawn(async move {
-                    let answer = match node.call(&command, Terms { deadline, bound }).await {
+                    let answer = match node.call(Sent::One(&command), Terms { deadline, bound }).await {
                         Ok(Value::ServerError(error)) => Err(refused(&node, &error)),
                         answer => answer,
                     };
@@ -242,45 +242,25 @@ impl Client {
                     if failure.kind != FailureKind::Overloaded {
                         self.topology.refresh_soon();
                     }
-                    // Nothing was sent, and the slot may have moved meanwhile.
-                    let elsewhere = failure.executed == Executed::No
-                        && matches!(
-                            failure.kind,
-                            FailureKind::Connection | FailureKind::Tls | FailureKind::BreakerOpen
-                        )
-                        && self.topology.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, &node));
                     hops += 1;
-                    if elsewhere && hops <= MAX_REDIRECTIONS {
+                    if self.may_be_elsewhere(slot, &node, &failure) && hops <= MAX_REDIRECTIONS {
                         continue;
                     }
-                    return Err(match retry_reason {
-                        Some(reason) if failure.executed == Executed::No => {
-                            node.exhausted(&reason.detail);
-                            reason
-                        }
-                        // An earlier attempt got a reason; report it rather than the last timeout.
-                        Some(reason) if failure.kind == FailureKind::Timeout => {
-                            Failure { executed: failure.executed, ..reason }
-                        }
-                        _ => failure,
-                    });
+                    return Err(with_reason(failure, retry_reason, &node));
                 }
             };
             let failure = refused(&node, &error);
-            match ErrorReply::of(&error) {
+            let is_redirected = match ErrorReply::of(&error) {
                 ErrorReply::Moved { slot, to } => {
                     node.counts.moved.fetch_add(1, Ordering::Relaxed);
-                    if !self.topology.moved(slot, &to, &node) {
-                        return Err(failure);
-                    }
+                    let is_known = self.topology.moved(slot, &to, &node);
                     self.topology.refresh_soon();
+                    is_known
                 }
                 ErrorReply::Ask { to } => {
                     node.counts.ask.fetch_add(1, Ordering::Relaxed);
                     asked = self.topology.named(&to, &node);
-                    if asked.is_none() {
-                        return Err(failure);
-                    }
+                    asked.is_some()
                 }
                 ErrorReply::Retry => {
                     self.topology.refresh_soon();
@@ -292,13 +272,21 @@ impl Client {
                     retry_reason = Some(failure);
                     continue;
                 }
-                ErrorReply::NoScript | ErrorReply::Fail(_) => return Err(failure),
-            }
+                ErrorReply::NoScript | ErrorReply::Fail(_) => false,
+            };
             hops += 1;
-            if hops > MAX_REDIRECTIONS {
+            if !is_redirected || hops > MAX_REDIRECTIONS {
                 return Err(failure);
             }
         }
+    }
+
+    /// Whether to repeat a call that failed on this node: nothing was sent, and the slot has moved
+    /// meanwhile.
+    fn may_be_elsewhere(&self, slot: u16, node: &Arc<Node>, failure: &Failure) -> bool {
+        failure.executed == Executed::No
+            && matches!(failure.kind, FailureKind::Connection | FailureKind::Tls | FailureKind::BreakerOpen)
+            && self.topology.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, node))
     }
 
     /// The node that holds a slot. Waits until one is known.
@@ -325,6 +313,21 @@ impl Client {
         let first = self.holder(0, deadline).await;
         let masters = self.topology.masters();
         if masters.is_empty() { first.map(|node| vec![node]) } else { Ok(masters) }
+    }
+}
+
+/// The failure to report if an earlier attempt got a reason to retry.
+fn with_reason(failure: Failure, retry_reason: Option<Failure>, node: &Node) -> Failure {
+    match retry_reason {
+        Some(reason) if failure.executed == Executed::No => {
+            node.exhausted(&reason.detail);
+            reason
+        }
+        // The reason says more than the last timeout.
+        Some(reason) if failure.kind == FailureKind::Timeout => {
+            Failure { executed: failure.executed, ..reason }
+        }
+        _ => failure,
     }
 }
 

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
@@ -19,7 +18,7 @@ use crate::failure::{Executed, Failure, FailureKind};
 use crate::module_probe::{self, ModuleProbe};
 use crate::options::{Address, Application, InvalidOptions, Options};
 use crate::reply_bound::ReplyBound;
-use crate::script::Call;
+use crate::script::{Call, ScriptText};
 
 /// Maximum random time added between two probes of the circuit breaker.
 const PROBE_JITTER_US: u64 = 20_000;
@@ -94,6 +93,15 @@ pub(crate) enum Job<'a> {
     Command(&'a Cmd),
 }
 
+/// Commands that are sent together.
+pub(crate) enum Sent<'c> {
+    One(&'c Cmd),
+    /// After `ASKING`, whose reply is dropped.
+    AfterAsking(&'c Cmd),
+    /// Their replies are an array.
+    All(&'c Pipeline),
+}
+
 /// The deadline of a call and the bound on its reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
@@ -106,6 +114,15 @@ pub(crate) struct Terms {
 pub(crate) enum Asking {
     Yes,
     No,
+}
+
+impl Asking {
+    fn before(self, command: &Cmd) -> Sent<'_> {
+        match self {
+            Self::Yes => Sent::AfterAsking(command),
+            Self::No => Sent::One(command),
+        }
+    }
 }
 
 impl Node {
@@ -194,12 +211,12 @@ impl Node {
         terms: Terms,
     ) -> Result<Value, Failure> {
         let call = match job {
-            Job::Command(command) => return self.ask(command, asking, terms).await,
+            Job::Command(command) => return self.call(asking.before(command), terms).await,
             Job::Script(call) => call,
         };
         if let Some(native) = &call.native {
             if self.module.has(native.command) {
-                let value = self.ask(&(native.build)(), asking, terms).await?;
+                let value = self.call(asking.before(&(native.build)()), terms).await?;
                 if !module_probe::is_refused(&value) {
                     return Ok(value);
                 }
@@ -211,41 +228,51 @@ impl Node {
             let plain = self.plain_scripts.load(Ordering::Relaxed);
             let source = call.script.source(plain);
             let command = call.evalsha(source);
-            let value = self.ask(&command, asking, terms).await?;
-            if !is_missing_script(&value) {
-                return Ok(value);
+            let mut value = self.call(asking.before(&command), terms).await?;
+            if is_missing_script(&value) {
+                value = self.load(call, source, command, asking, terms).await?;
             }
-            let mut all = Pipeline::with_capacity(3);
-            all.cmd("SCRIPT").arg("LOAD").arg(&source.text);
-            // `ASKING` applies to the next command only.
-            if asking == Asking::Yes {
-                all.cmd("ASKING");
-            }
-            all.add_command(command);
-            let mut values = self.call_all(&all, terms).await?.into_iter();
-            let loaded = values.next().ok_or_else(|| self.malformed())?;
-            let answer = self.last(values)?;
-            // If loading failed but another client loaded the script meanwhile, the call succeeded.
-            if !is_missing_script(&answer) {
-                return Ok(answer);
-            }
-            // The script did not run. A user or host may forbid `SCRIPT LOAD` but permit `EVAL`, after which
-            // most servers keep the script too.
-            let value = if is_uncompiled(&loaded) {
-                loaded
-            } else {
-                let value = self.ask(&call.eval(source), asking, terms).await?;
-                match (is_refused_command(&value), loaded) {
-                    (false, _) => value,
-                    (true, refusal @ Value::ServerError(_)) => refusal,
-                    (true, _) => answer,
-                }
-            };
             if plain || !is_uncompiled(&value) {
                 return Ok(value);
             }
             self.plain_scripts.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Loads the script of a call and repeats its command.
+    async fn load(
+        &self,
+        call: &Call<'_>,
+        source: &ScriptText,
+        command: Cmd,
+        asking: Asking,
+        terms: Terms,
+    ) -> Result<Value, Failure> {
+        let mut all = Pipeline::with_capacity(3);
+        all.cmd("SCRIPT").arg("LOAD").arg(&source.text);
+        // `ASKING` applies to the next command only.
+        if asking == Asking::Yes {
+            all.cmd("ASKING");
+        }
+        all.add_command(command);
+        let mut values = self.call_all(&all, terms).await?.into_iter();
+        let loaded = values.next().ok_or_else(|| self.malformed())?;
+        let answer = values.next_back().ok_or_else(|| self.malformed())?;
+        // If loading failed but another client loaded the script meanwhile, the call succeeded.
+        if !is_missing_script(&answer) {
+            return Ok(answer);
+        }
+        // The script did not run. A user or host may forbid `SCRIPT LOAD` but permit `EVAL`, after which
+        // most servers keep the script too.
+        if is_uncompiled(&loaded) {
+            return Ok(loaded);
+        }
+        let value = self.call(asking.before(&call.eval(source)), terms).await?;
+        Ok(match (is_refused_command(&value), loaded) {
+            (false, _) => value,
+            (true, refusal @ Value::ServerError(_)) => refusal,
+            (true, _) => answer,
+        })
     }
 
     /// Asks in the background whether the node has the module, if due.
@@ -256,49 +283,27 @@ impl Node {
         let node = Arc::clone(self);
         tokio::spawn(async move {
             let terms = Terms { deadline: Instant::now() + MODULE_DEADLINE, bound: ReplyBound::SMALL };
-            if let Ok(reply) = node.call(&module_probe::question(node.application.native), terms).await {
+            if let Ok(reply) =
+                node.call(Sent::One(&module_probe::question(node.application.native)), terms).await
+            {
                 node.module.answered(&reply);
             }
         });
     }
 
-    /// Sends one command, after `ASKING` if the slot is being migrated to this node.
-    async fn ask(&self, command: &Cmd, asking: Asking, terms: Terms) -> Result<Value, Failure> {
-        match asking {
-            Asking::No => self.call(command, terms).await,
-            Asking::Yes => {
-                let mut both = Pipeline::with_capacity(2);
-                both.cmd("ASKING").add_command(command.clone());
-                self.last(self.call_all(&both, terms).await?.into_iter())
-            }
-        }
-    }
-
-    /// Sends one command, at most once.
-    pub(crate) async fn call(&self, command: &Cmd, terms: Terms) -> Result<Value, Failure> {
-        self.exchange(terms, async |mut stream: MultiplexedConnection| {
-            stream.send_packed_command(command).await
-        })
-        .await
-    }
-
     /// Sends several commands together on one connection.
     async fn call_all(&self, commands: &Pipeline, terms: Terms) -> Result<Vec<Value>, Failure> {
-        let value = self
-            .exchange(terms, async |mut stream: MultiplexedConnection| {
-                stream.send_packed_commands(commands, 0, commands.len()).await.map(Value::Array)
-            })
-            .await?;
-        match value {
+        match self.call(Sent::All(commands), terms).await? {
             Value::Array(values) => Ok(values),
             _ => Err(self.malformed()),
         }
     }
 
-    async fn exchange(
+    /// Sends commands, at most once.
+    pub(crate) async fn call(
         &self,
+        commands: Sent<'_>,
         Terms { deadline, bound }: Terms,
-        send: impl AsyncFnOnce(MultiplexedConnection) -> Result<Value, RedisError>,
     ) -> Result<Value, Failure> {
         let begun = Instant::now();
         if begun >= deadline {
@@ -324,7 +329,20 @@ impl Node {
             }
         };
         connection.accepted.accept(bound);
-        match timeout_at(deadline, send(connection.stream.clone())).await {
+        let mut stream = connection.stream.clone();
+        let reply = async {
+            match commands {
+                Sent::One(command) => stream.send_packed_command(command).await,
+                Sent::AfterAsking(command) => {
+                    let mut both = Pipeline::with_capacity(2);
+                    both.cmd("ASKING").add_command(command.clone());
+                    let replies = stream.send_packed_commands(&both, 0, 2).await;
+                    replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil))
+                }
+                Sent::All(all) => stream.send_packed_commands(all, 0, all.len()).await.map(Value::Array),
+            }
+        };
+        match timeout_at(deadline, reply).await {
             Ok(Ok(value)) => {
                 let now = Instant::now();
                 connection.answered(now);
@@ -334,17 +352,25 @@ impl Node {
                 Ok(value)
             }
             Ok(Err(error)) => Err(self.broken(managed, &connection, &error)),
-            Err(_) => {
-                let waited = Instant::now().duration_since(begun);
-                self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
-                let detail = format!("no reply within {} ms", waited.as_millis());
-                self.exhausted(&detail);
-                if waited >= self.silence && connection.is_silent(begun) {
-                    managed.lose(&connection);
-                }
-                Err(self.failure(Executed::Maybe, FailureKind::Timeout, &detail))
-            }
+            Err(_) => Err(self.timed_out(managed, &connection, begun)),
         }
+    }
+
+    /// Handles the timeout of a call that was sent at `begun`.
+    fn timed_out(
+        &self,
+        managed: &Arc<ManagedConnection>,
+        connection: &Connection,
+        begun: Instant,
+    ) -> Failure {
+        let waited = Instant::now().duration_since(begun);
+        self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
+        let detail = format!("no reply within {} ms", waited.as_millis());
+        self.exhausted(&detail);
+        if waited >= self.silence && connection.is_silent(begun) {
+            managed.lose(connection);
+        }
+        self.failure(Executed::Maybe, FailureKind::Timeout, &detail)
     }
 
     /// Rejects the call if the breaker is open.
@@ -384,13 +410,19 @@ impl Node {
         error: &RedisError,
     ) -> Failure {
         let (kind, detail) = match connection.accepted.refused() {
-            Some(refused) => (FailureKind::Malformed, refused.to_string()),
+            Some(refused) => (FailureKind::Malformed, refused.to_owned()),
             None => {
-                let (kind, what) = match error.kind() {
-                    redis::ErrorKind::Parse => (FailureKind::Malformed, "malformed reply"),
-                    _ => (FailureKind::ConnectionLost, "the connection was lost before the reply arrived"),
-                };
-                (kind, format!("{what}: {}", error_reply::error_text(error)))
+                let text = error_reply::error_text(error);
+                match error.kind() {
+                    redis::ErrorKind::Parse => (
+                        FailureKind::Malformed,
+                        format!("malformed reply: {text}; is a Redis server at this address?"),
+                    ),
+                    _ => (
+                        FailureKind::ConnectionLost,
+                        format!("the connection was lost before the reply arrived: {text}"),
+                    ),
+                }
             }
         };
         if managed.lose(connection) {
@@ -414,10 +446,6 @@ impl Node {
 
     fn malformed(&self) -> Failure {
         self.failure(Executed::Maybe, FailureKind::Malformed, "fewer replies than commands")
-    }
-
-    fn last(&self, mut values: impl DoubleEndedIterator<Item = Value>) -> Result<Value, Failure> {
-        values.next_back().ok_or_else(|| self.malformed())
     }
 
     fn breaker_state(&self) -> BreakerState {

@@ -1,20 +1,15 @@
 //! Bounds on reply sizes, checked on the bytes before parsing.
 //!
 //! The parser allocates what a header announces, and `*1000000000` announces gigabytes, so headers are
-//! checked here first. Contents are skipped: the cost is that of the headers.
+//! read here first. Contents are skipped unread. Everything else that is malformed is the parser's to reject.
 
-use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum nesting of lists. The deepest reply, of `CLUSTER SLOTS`, has 4 levels.
-const MAX_DEPTH: usize = 8;
-/// Maximum bytes of a line: an error, status or number. Script errors have a few hundred.
-const MAX_LINE: usize = 16 * 1024;
 /// Bytes of the shortest element, `_` and a line end: a list of `n` elements has at least `n` times as many.
-const MIN_ELEMENT: usize = 3;
-/// Maximum digits of a length. Any accepted reply has fewer.
-const MAX_DIGITS: usize = 18;
+const MIN_ELEMENT: u64 = 3;
+/// Bytes of a line that are kept: more than the longest header has.
+const MAX_HEADER: usize = 32;
 
 /// Maximum bytes of a reply to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +35,7 @@ pub(crate) struct AcceptedReplies {
     /// The largest bound of any call so far. Never shrinks: the reply to an abandoned call may still arrive.
     most: AtomicUsize,
     /// Why a reply was rejected, which ends the connection.
-    refused: OnceLock<RefusedReply>,
+    refused: OnceLock<String>,
 }
 
 impl Default for AcceptedReplies {
@@ -57,239 +52,133 @@ impl AcceptedReplies {
         }
     }
 
-    /// Why the connection ended, if a reply was refused.
-    pub(crate) fn refused(&self) -> Option<&RefusedReply> {
-        self.refused.get()
+    /// Why the connection ended, if a reply was refused: one line with the size sent and the size accepted.
+    pub(crate) fn refused(&self) -> Option<&str> {
+        self.refused.get().map(String::as_str)
     }
 
-    /// Checks received bytes. The error is the number of bytes that may be parsed: the complete replies
-    /// before the rejected one.
-    pub(crate) fn check(&self, scanner: &mut ReplyScanner, bytes: &[u8]) -> Result<(), usize> {
-        scanner.scan(bytes, self.most.load(Ordering::Relaxed)).map_err(|(complete, refused)| {
-            let _ = self.refused.set(refused);
-            complete
+    /// Checks received bytes. The error says why they must not be parsed.
+    pub(crate) fn check(&self, scanner: &mut ReplyScanner, bytes: &[u8]) -> Result<(), &str> {
+        scanner.scan(bytes, self.most.load(Ordering::Relaxed)).map_err(|why| {
+            self.refused.get_or_init(|| format!("{why}; is a Redis server at this address?")).as_str()
         })
     }
 }
 
-/// Why a reply was rejected. Its text is one line with the size sent and the size accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RefusedReply {
-    /// A string of this many bytes, in a reply of at most `most`.
-    Bytes { announced: u64, most: usize },
-    /// A list of this many elements, in a reply of at most `most` bytes.
-    Elements { announced: u64, most: usize },
-    /// Several small elements whose sum is too large.
-    Sum { most: usize },
-    /// A line without end.
-    Line,
-    /// Lists nested too deeply.
-    Depth,
-    /// No reply begins with this byte.
-    Type(u8),
-    /// An invalid length.
-    Length,
-}
-
-impl fmt::Display for RefusedReply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bytes { announced, most } => {
-                write!(f, "reply too large: {announced} bytes, must be at most {most}")
-            }
-            Self::Elements { announced, most } => {
-                write!(f, "reply too large: a list of {announced} elements, must be at most {most} bytes")
-            }
-            Self::Sum { most } => {
-                write!(f, "reply too large: more than {most} bytes, which is the most for these calls")
-            }
-            Self::Line => write!(f, "reply too large: a line of more than {MAX_LINE} bytes"),
-            Self::Depth => write!(f, "reply too deep: must be at most {MAX_DEPTH} lists within one another"),
-            Self::Type(byte) => write!(
-                f,
-                "malformed reply: begins with `{}`, which no reply does",
-                char::from(*byte).escape_debug()
-            ),
-            Self::Length => f.write_str("malformed reply: a length that is not a number from -1"),
-        }?;
-        f.write_str("; is a Redis server at this address?")
-    }
-}
-
-/// Follows the framing of replies, in chunks of any size. Stores no bytes.
+/// Follows the framing of replies, in chunks of any size.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyScanner {
-    /// Elements still missing from each open list, innermost last.
-    open: [u64; MAX_DEPTH],
-    depth: usize,
-    /// Bytes of the current reply so far.
+    /// Bytes of the current reply so far; 0 between replies.
     bytes: usize,
-    within: Within,
-}
-
-/// The context of the next byte.
-#[derive(Debug, Clone, Copy, Default)]
-enum Within {
-    /// The first byte of an element.
-    #[default]
-    Start,
-    /// A line: its bytes so far, and whether the last was a carriage return.
-    Line { length: usize, after_return: bool },
-    /// The length of a list or string of this type.
-    Length { of: u8, value: u64, digits: usize, is_negative: bool, after_return: bool },
-    /// The contents of a string and its line end, of which this many bytes are left.
-    Contents { left: usize },
+    /// Elements that the current reply lacks, those of lists within lists included.
+    missing: u64,
+    /// Bytes of a string and its line end that are yet to come.
+    contents: usize,
+    /// The current line, at most [`MAX_HEADER`] bytes of it.
+    line: Vec<u8>,
+    /// Whether the last byte was a carriage return.
+    after_return: bool,
 }
 
 impl ReplyScanner {
-    /// Follows bytes of replies with at most `most` bytes each. The error has the number of bytes before the
-    /// rejected reply.
-    fn scan(&mut self, input: &[u8], most: usize) -> Result<(), (usize, RefusedReply)> {
-        let mut at = 0;
-        let mut complete = 0;
-        while let Some(byte) = input.get(at) {
-            if self.is_between_replies() {
-                complete = at;
-            }
-            let taken = match &mut self.within {
-                // Contents are skipped unread.
-                Within::Contents { left } => {
-                    let taken = (*left).min(input.len() - at);
-                    *left -= taken;
-                    let is_over = *left == 0;
-                    self.bytes += taken;
-                    if is_over {
-                        self.end_element();
-                    }
-                    taken
-                }
-                _ => {
-                    self.bytes += 1;
-                    self.step(*byte, most).map_err(|refused| (complete, refused))?;
-                    1
-                }
-            };
-            if self.bytes > most {
-                return Err((complete, RefusedReply::Sum { most }));
-            }
-            at += taken;
-        }
-        Ok(())
-    }
-
     /// Whether the last reply is complete.
     pub(crate) fn is_between_replies(&self) -> bool {
         self.bytes == 0
     }
 
-    fn step(&mut self, byte: u8, most: usize) -> Result<(), RefusedReply> {
-        match &mut self.within {
-            Within::Start => {
-                self.within = match byte {
-                    b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => {
-                        Within::Line { length: 0, after_return: false }
-                    }
-                    b'$' | b'=' | b'!' | b'*' | b'~' | b'>' | b'%' | b'|' => Within::Length {
-                        of: byte,
-                        value: 0,
-                        digits: 0,
-                        is_negative: false,
-                        after_return: false,
-                    },
-                    other => return Err(RefusedReply::Type(other)),
-                };
+    /// Follows bytes of replies with at most `most` bytes each.
+    fn scan(&mut self, mut input: &[u8], most: usize) -> Result<(), String> {
+        while let Some(&byte) = input.first() {
+            if self.is_between_replies() {
+                self.missing = 1;
             }
-            Within::Line { length, after_return } => {
-                if *after_return && byte == b'\n' {
-                    self.end_element();
-                    return Ok(());
-                }
-                *after_return = byte == b'\r';
-                *length += 1;
-                if *length > MAX_LINE {
-                    return Err(RefusedReply::Line);
-                }
+            let taken = self.contents.min(input.len()).max(1);
+            self.bytes += taken;
+            if self.contents > 0 {
+                self.contents -= taken;
+            } else {
+                self.step(byte, most)?;
             }
-            Within::Length { of, value, digits, is_negative, after_return } => match byte {
-                b'\n' if *after_return => {
-                    let (of, value, is_negative) = (*of, *value, *is_negative);
-                    return self.announce(of, value, is_negative, most);
-                }
-                b'\r' if *digits > 0 && !*after_return => *after_return = true,
-                b'-' if *digits == 0 && !*is_negative => *is_negative = true,
-                b'0'..=b'9' if *digits < MAX_DIGITS && !*after_return => {
-                    *value = *value * 10 + u64::from(byte - b'0');
-                    *digits += 1;
-                }
-                _ => return Err(RefusedReply::Length),
-            },
-            Within::Contents { .. } => {}
+            if self.bytes > most {
+                return Err(too_large(&format!("{} bytes and more", self.bytes), most));
+            }
+            if self.missing == 0 && self.contents == 0 {
+                self.bytes = 0;
+            }
+            input = &input[taken..];
         }
         Ok(())
     }
 
-    /// Handles a complete header: a string of `value` bytes, or a list of `value` elements or pairs.
-    fn announce(&mut self, of: u8, value: u64, is_negative: bool, most: usize) -> Result<(), RefusedReply> {
-        if is_negative {
+    /// Follows one byte of a line.
+    fn step(&mut self, byte: u8, most: usize) -> Result<(), String> {
+        if self.line.is_empty() && !b"+-:_,#($=!*~>%|".contains(&byte) {
+            let begin = char::from(byte).escape_debug();
+            return Err(format!("malformed reply: begins with `{begin}`, which no reply does"));
+        }
+        if self.line.len() < MAX_HEADER {
+            self.line.push(byte);
+        }
+        let is_over = self.after_return && byte == b'\n';
+        self.after_return = byte == b'\r';
+        if is_over {
+            self.end_line(most)?;
+            self.line.clear();
+        }
+        Ok(())
+    }
+
+    /// Handles a complete line: an element, or the header of a string or list.
+    fn end_line(&mut self, most: usize) -> Result<(), String> {
+        self.missing -= 1;
+        let kind = self.line[0];
+        if b"+-:_,#(".contains(&kind) {
+            return Ok(());
+        }
+        // As the parser reads it, but never a part of a longer line.
+        let text = std::str::from_utf8(&self.line[1..]).ok().filter(|_| self.line.len() < MAX_HEADER);
+        let number = text.and_then(|text| text.trim().parse::<i64>().ok());
+        let announced = match number.map(u64::try_from) {
+            Some(Ok(announced)) => announced,
             // RESP2's null.
-            if value != 1 || !matches!(of, b'$' | b'*') {
-                return Err(RefusedReply::Length);
-            }
-            self.end_element();
-            return Ok(());
-        }
-        let left = most.saturating_sub(self.bytes) as u64;
-        if matches!(of, b'$' | b'=' | b'!') {
-            // Including its line end.
-            let contents = usize::try_from(value + 2).ok().filter(|_| value + 2 <= left);
-            let left = contents.ok_or(RefusedReply::Bytes { announced: value, most })?;
-            self.within = Within::Contents { left };
-            return Ok(());
-        }
-        let elements = match of {
-            b'%' => value * 2,
-            // Attributes precede a value.
-            b'|' => value * 2 + 1,
-            _ => value,
+            Some(Err(_)) if number == Some(-1) && b"$*".contains(&kind) => return Ok(()),
+            _ => return Err("malformed reply: a length that is not a number from -1".to_owned()),
         };
-        if elements.saturating_mul(MIN_ELEMENT as u64) > left {
-            return Err(RefusedReply::Elements { announced: value, most });
-        }
-        if elements == 0 {
-            self.end_element();
+        let left = most.saturating_sub(self.bytes) as u64;
+        if b"$=!".contains(&kind) {
+            let contents = announced + 2;
+            self.contents = usize::try_from(contents)
+                .ok()
+                .filter(|_| contents <= left)
+                .ok_or_else(|| too_large(&format!("{announced} bytes"), most))?;
             return Ok(());
         }
-        let place = self.open.get_mut(self.depth).ok_or(RefusedReply::Depth)?;
-        *place = elements;
-        self.depth += 1;
-        self.within = Within::Start;
+        self.missing += match kind {
+            b'%' => announced * 2,
+            // Attributes precede a value.
+            b'|' => announced * 2 + 1,
+            _ => announced,
+        };
+        if self.missing.saturating_mul(MIN_ELEMENT) > left {
+            return Err(too_large(&format!("a list of {announced} elements"), most));
+        }
         Ok(())
     }
+}
 
-    /// Handles a complete element, and the lists and reply that it may complete.
-    fn end_element(&mut self) {
-        self.within = Within::Start;
-        while let Some(innermost) = self.depth.checked_sub(1) {
-            self.open[innermost] -= 1;
-            if self.open[innermost] > 0 {
-                return;
-            }
-            self.depth = innermost;
-        }
-        self.bytes = 0;
-    }
+fn too_large(sent: &str, most: usize) -> String {
+    format!("reply too large: {sent}, must be at most {most} bytes")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn scan(input: &[u8], most: usize) -> Result<(), (usize, RefusedReply)> {
+    fn scan(input: &[u8], most: usize) -> Result<(), String> {
         let whole = ReplyScanner::default().scan(input, most);
         // The same bytes, one at a time.
         let mut scanner = ReplyScanner::default();
-        let one_by_one = input.iter().try_for_each(|byte| scanner.scan(&[*byte], most));
-        assert_eq!(whole.map_err(|(_, why)| why), one_by_one.map_err(|(_, why)| why), "{input:?}");
+        assert_eq!(whole, input.iter().try_for_each(|byte| scanner.scan(&[*byte], most)), "{input:?}");
         whole
     }
 
@@ -309,7 +198,7 @@ mod tests {
             "%1\r\n+a\r\n:1\r\n",
             "~2\r\n#t\r\n_\r\n",
             ",1.5\r\n",
-            "(123456789012345678901234567890\r\n",
+            "(123456789012345678901234567890123456789012345678901234567890\r\n",
             "=7\r\ntxt:abc\r\n",
             "!5\r\nERR x\r\n",
             "|1\r\n+ttl\r\n:3600\r\n$1\r\nv\r\n",
@@ -320,61 +209,38 @@ mod tests {
             let twice = reply.repeat(2);
             let mut scanner = ReplyScanner::default();
             assert_eq!(scanner.scan(twice.as_bytes(), 1000), Ok(()), "{reply:?}");
-            assert_eq!((scanner.bytes, scanner.depth), (0, 0), "{reply:?} is whole");
+            assert!(scanner.is_between_replies(), "{reply:?} is whole");
             assert_eq!(scan(twice.as_bytes(), 1000), Ok(()), "{reply:?}");
         }
     }
 
     /// An announced size must be rejected before anything is allocated for it.
     #[test]
-    fn what_is_too_large_is_refused_at_its_header() {
+    fn replies_that_are_too_large_are_rejected_at_their_header() {
+        let line = format!("+{}", "a".repeat(1000));
+        let strings = format!("*2\r\n$500\r\n{}\r\n$500\r\n", "a".repeat(500));
         for (reply, expected) in [
-            ("$1073741824\r\n", RefusedReply::Bytes { announced: 1 << 30, most: 1000 }),
-            ("!1073741824\r\n", RefusedReply::Bytes { announced: 1 << 30, most: 1000 }),
-            ("*1000000000\r\n", RefusedReply::Elements { announced: 1_000_000_000, most: 1000 }),
-            ("%500\r\n", RefusedReply::Elements { announced: 500, most: 1000 }),
-            (
-                "$999999999999999999\r\n",
-                RefusedReply::Bytes { announced: 999_999_999_999_999_999, most: 1000 },
-            ),
-            (
-                "|999999999999999999\r\n",
-                RefusedReply::Elements { announced: 999_999_999_999_999_999, most: 1000 },
-            ),
-            ("$9999999999999999999\r\n", RefusedReply::Length),
-            ("$-2\r\n", RefusedReply::Length),
-            ("%-1\r\n", RefusedReply::Length),
-            ("$\r\n", RefusedReply::Length),
-            ("$?\r\n", RefusedReply::Length),
-            ("$1 \r\n", RefusedReply::Length),
-            ("$1\n", RefusedReply::Length),
-            ("x", RefusedReply::Type(b'x')),
-            ("\0", RefusedReply::Type(0)),
+            ("$1073741824\r\n", "too large: 1073741824 bytes, must"),
+            ("!1073741824\r\n", "too large: 1073741824 bytes, must"),
+            ("*1000000000\r\n", "too large: a list of 1000000000 elements, must"),
+            ("%200\r\n", "too large: a list of 200 elements, must"),
+            ("|9223372036854775807\r\n", "too large: a list of 9223372036854775807 elements, must"),
+            // Each fits; together they do not.
+            (&strings, "too large: 500 bytes, must"),
+            ("*200\r\n*200\r\n", "too large: a list of 200 elements, must"),
+            (&line, "too large: 1001 bytes and more, must"),
+            ("$9223372036854775808\r\n", "a length that is not a number"),
+            ("$-2\r\n", "a length that is not a number"),
+            ("%-1\r\n", "a length that is not a number"),
+            ("$\r\n", "a length that is not a number"),
+            ("$?\r\n", "a length that is not a number"),
+            (&format!("*{:050}\r\n", 1_000_000_000), "a length that is not a number"),
+            ("x", "begins with `x`"),
+            ("\0", "begins with `\\0`"),
         ] {
-            assert_eq!(scan(reply.as_bytes(), 1000).map_err(|(_, why)| why), Err(expected), "{reply:?}");
+            let why = scan(reply.as_bytes(), 1000).unwrap_err();
+            assert!(why.contains(expected), "{reply:?}: {why}");
         }
-        // Each fits; together they do not.
-        let two = format!("*2\r\n$500\r\n{}\r\n$500\r\n", "a".repeat(500));
-        assert_eq!(scan(two.as_bytes(), 1000), Err((0, RefusedReply::Bytes { announced: 500, most: 1000 })));
-        assert_eq!(scan("*1\r\n".repeat(9).as_bytes(), 1000), Err((0, RefusedReply::Depth)));
-        assert_eq!(scan("*1\r\n".repeat(8).as_bytes(), 1000), Ok(()));
-        let line = "+".to_owned() + &"a".repeat(MAX_LINE + 1);
-        assert_eq!(scan(line.as_bytes(), 1 << 20), Err((0, RefusedReply::Line)));
-        assert_eq!(scan(line.as_bytes(), 1000), Err((0, RefusedReply::Sum { most: 1000 })));
-    }
-
-    /// Calls whose replies have arrived must not fail because of the next one.
-    #[test]
-    fn complete_replies_before_the_refused_one_are_kept() {
-        assert_eq!(scan(b"+OK\r\n:1\r\nx", 1000), Err((9, RefusedReply::Type(b'x'))));
-        let accepted = AcceptedReplies::default();
-        let mut scanner = ReplyScanner::default();
-        let large = b":1\r\n$100000\r\n";
-        assert_eq!(accepted.check(&mut scanner, large), Err(4));
-        assert_eq!(
-            accepted.refused().map(ToString::to_string).unwrap_or_default(),
-            "reply too large: 100000 bytes, must be at most 65536; is a Redis server at this address?"
-        );
     }
 
     /// A call that needs more raises the connection's bound, and no call lowers it.

@@ -72,7 +72,7 @@ impl Opener {
                 Box::new(tokio_rustls::TlsConnector::from(config).connect(name, stream).await?)
             }
         };
-        Ok(BoundedStream { inner, accepted, scanner: ReplyScanner::default(), is_refused: false })
+        Ok(BoundedStream { inner, accepted, scanner: ReplyScanner::default() })
     }
 }
 
@@ -142,15 +142,6 @@ struct BoundedStream {
     inner: Box<dyn Duplex>,
     accepted: Arc<AcceptedReplies>,
     scanner: ReplyScanner,
-    is_refused: bool,
-}
-
-impl BoundedStream {
-    fn refusal(&self) -> io::Error {
-        let why = self.accepted.refused().map(ToString::to_string).unwrap_or_default();
-        // This kind tells the client that the connection is over.
-        io::Error::new(io::ErrorKind::ConnectionAborted, why)
-    }
 }
 
 impl AsyncRead for BoundedStream {
@@ -160,18 +151,11 @@ impl AsyncRead for BoundedStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let stream = &mut *self;
-        if stream.is_refused {
-            return Poll::Ready(Err(stream.refusal()));
-        }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut stream.inner).poll_read(context, buffer))?;
-        let Err(complete) = stream.accepted.check(&mut stream.scanner, &buffer.filled()[before..]) else {
-            return Poll::Ready(Ok(()));
-        };
-        stream.is_refused = true;
-        buffer.set_filled(before + complete);
-        // Returning no bytes would mean that the server closed the connection.
-        Poll::Ready(if complete == 0 { Err(stream.refusal()) } else { Ok(()) })
+        let checked = stream.accepted.check(&mut stream.scanner, &buffer.filled()[before..]);
+        // This kind tells the client that the connection is over.
+        Poll::Ready(checked.map_err(|why| io::Error::new(io::ErrorKind::ConnectionAborted, why)))
     }
 }
 

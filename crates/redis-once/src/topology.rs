@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use crate::cluster::{self, Range};
 use crate::connector::Serves;
 use crate::error_reply;
-use crate::node::{Node, Terms};
+use crate::node::{Node, Sent, Terms};
 use crate::options::InvalidOptions;
 use crate::options::{Address, Options, Servers};
 use crate::reply_bound::ReplyBound;
@@ -327,7 +327,7 @@ impl Map {
 async fn answered(node: &Node, words: &[&str], bound: ReplyBound) -> Result<Value, String> {
     let mut command = Cmd::new();
     command.arg(words);
-    match node.call(&command, Terms { deadline: Instant::now() + ASKING, bound }).await {
+    match node.call(Sent::One(&command), Terms { deadline: Instant::now() + ASKING, bound }).await {
         Ok(Value::ServerError(error)) => {
             Err(format!("redis at {}: {}", node.name(), error_reply::reply_text(&error)))
         }

@@ -1,16 +1,17 @@
--- Settles, extends or cancels holds: those of one reservation, each on a key of its own.
+-- Settles, extends or cancels the holds of one reservation, each on its own key.
 --
 -- KEYS: the keys; then for each the key of its usage while it has holds.
 -- ARGV[1]: the latest server time at which the call may still charge (integer, us). Then for each key
 --   - the letter of its algorithm,
 --   - its quota, packed as the piece `quota` of the algorithm unpacks it, and how long its usage
 --     lasts after its last hold (7 bytes, ms),
---   - the change, packed: the hold's id (8 bytes), the number of the change, the total cost, its time
---     (us), what was held in all, its end (us), whether it is dropped at its end, and when it was
---     made (us).
--- Reply: for each key {status, cost, numbers}: cost is what was charged or refunded, or what did not
---   fit; the numbers are those of `decide.lua` after the change; of a hold that was extended to a
---   cost, fourth, what it held in all before. {-1, now} if the call is too late.
+--   - the change, packed: the hold's id (8 bytes), the number of the change, the total cost, its
+--     duration (us), the total held cost, its end (us), whether it is dropped at its end, and when it
+--     was made (us).
+-- Reply: {0, now, {status, cost, numbers, before} of each key}. `cost` is the cost that was charged or
+--   refunded, or that did not fit. `numbers` are those of `decide.lua` after the change. `before`
+--   exists only if a hold was extended to a cost: its total until then. {-1, now} if the call is too
+--   late.
 -- Layout: docs/redis-layout.md. Rust twin: `HeldKey::change` in `src/algorithm/held.rs`.
 
 --[change_holds]
@@ -28,7 +29,7 @@ local CHANGED, ALREADY_SETTLED, EXPIRED, DENIED = 1, 2, 3, 4
 -- How long the end of a hold is kept to recognize repeated calls: `hold.rs`.
 local DEFAULT_TTL, LONGEST_TTL = 60000000, 3600000000
 
--- What still counts of a cost that was charged at `made`: `counts_still` in `held.rs`.
+-- The part of a cost charged at `made` that still counts: `counts_still` in `held.rs`.
 local function counts_still(letter, packed, cost, made)
   local window, _ = struct.unpack('<I6I7', packed)
   local age = math.max(now - made, 0)
@@ -40,7 +41,7 @@ local function counts_still(letter, packed, cost, made)
     return math.max(cost - drained, 0)
   end
   if window >= 140737488355328 then
-    -- Fixed windows by a calendar, whose borders the call has.
+    -- A calendar window; its quota includes the borders.
     local first, second = struct.unpack('<I7I7', packed, 17)
     return made >= (now < first and 0 or now < second and first or second) and cost or 0
   end
@@ -76,8 +77,8 @@ local function add_ended(holds, id, settled, stop)
   if holds.count < MOST then add(holds, id, stop, 0, settled, FORGET + ENDED) end
 end
 
--- Carries out a change: its status, the cost to charge, the cost to refund, and of an extension
--- what was held in all before.
+-- Carries out a change. Returns its status, the cost to charge, the cost to refund and, for an
+-- extension, the total held before.
 local function carry_out(one)
   local holds, id, kind, total = one.holds, one.id, one.kind, one.total
   if kind == REFUND then
@@ -88,7 +89,7 @@ local function carry_out(one)
   end
   if not one.place then
     local cost = 0
-    -- A permit is given back by its time, and charges nothing.
+    -- A permit ends with its time and charges nothing.
     if kind <= SETTLE_PART and one.is_over and not one.is_permit then
       cost = one.forget and total or math.max(total - one.amount, 0)
     end
@@ -126,7 +127,7 @@ end
 local reply = {}
 for c = 1, count do
   local one = changes[c]
-  -- Holds that were moved with the clock are written by a denial as well.
+  -- A denial also writes holds that were moved with the clock.
   if not all_fit and one.kind >= EXTEND and one.holds.is_changed then one.save_holds() end
   if not all_fit and one.kind == EXTEND and one.more > 0 then
     local listed = one.more <= one.capacity and one.excess_cost or 0

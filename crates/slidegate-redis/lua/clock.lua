@@ -1,8 +1,8 @@
--- The server's clock where scripts may not call TIME: what stands instead of `local time = call('TIME')`.
+-- Reads the server's clock where scripts may not call TIME. Replaces `local time = call('TIME')`.
 --
--- A key that expires tells the time as the difference between when and in how long it does; both are in
--- milliseconds. A key that does not exist is made and deleted for this, as a script may be allowed no
--- other key. A key without an expiry was written by another program: those of slidegate expire.
+-- The time is the key's expiry (PEXPIRETIME) minus its remaining TTL (PTTL), both in milliseconds. A
+-- missing key is created and deleted for this, because a script may be allowed no other key. A key
+-- without an expiry was written by another program: keys of slidegate always expire.
 local time
 do
   local key, left = KEYS[1], call('PTTL', KEYS[1])

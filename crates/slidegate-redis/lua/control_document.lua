@@ -7,8 +7,8 @@
 -- ARGV[2]: the new value, whole (bytes).
 -- Reply: 1 if the value was written, 0 if another document, or none, is stored. A value that is not
 --   a control document is an error and stays unchanged.
--- Layout: docs/redis-layout.md. Rust twin: `src/store/redis/admin/control_document.rs`. The document has
---   no TTL: it is not usage.
+-- Layout: docs/redis-layout.md. Rust twin: `src/admin/control_document.rs`. The document is not
+--   usage, so it has no TTL.
 local stored = redis.call('GETRANGE', KEYS[1], '0', '63')
 local line = stored:match('^(%d+ %x+ %x+)\n') or stored:match('^(%d+)\n') or ''
 if stored ~= '' and line == '' then

@@ -1,13 +1,13 @@
 -- Decides requests in order, each on all of its keys or on none, at one time.
 --
--- KEYS: the key of each part of the requests; with `once` last the key that stores the first reply.
+-- KEYS: the key of each part of the requests; with `once`, the last one stores the first reply.
 -- ARGV: the latest server time at which the call may still charge (integer, us); `once` or `apply`;
 --   the number of requests, and the cost of each (integers); then for each part
 --   - the letter of its algorithm, or the number of an earlier part with the same key,
 --   - its mode, see below,
 --   - its quota, packed as the piece `quota` of the algorithm unpacks it (bytes),
 --   - its own cost (integer); empty if it is the request's;
---   with `once` last how long the reply is stored (integer, ms).
+--   with `once`, the last argument is how long the reply is stored (integer, ms).
 -- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize); `e`nforced or
 --   `s`hadow; how an excess is handled (`-` deny, `+` charge, `!` count); the role (`d`eciding,
 --   `t`ogether, `k` refusals, which belong to the last part before them of another role); `o` if it
@@ -99,9 +99,9 @@ local reply = { 0, now }
 for request = 4, 3 + requests do
   local cost = argv[request] + 0
   local is_denied, by_peek, denied = false, false, {}
-  -- Whether all parts that deny together do, and whether one of them is a peek.
+  -- Whether all parts that deny together are denied, and whether one of them is a peek.
   local together, is_peek_together
-  -- Usage under second keys of a peek: these stand behind it, so parts are decided backwards.
+  -- Usage of the second keys of a peek. They follow it, so parts are decided from last to first.
   local added = 0
   for p = parts, 1, -1 do
     local k = at[p]
@@ -155,7 +155,7 @@ for request = 4, 3 + requests do
       writes[k] = writes[k] or moved[k]
     end
   end
-  -- The part that refusals belong to.
+  -- The part that the refusals after it belong to.
   local base
   for p = 1, parts do
     if role[p] ~= REFUSALS then base = p end

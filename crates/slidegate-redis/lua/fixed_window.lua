@@ -4,10 +4,10 @@
 --[quota]
 -- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
--- From 2^47 on, the window is the code of a calendar. The call has its borders: when a window begins, and when it
--- and the next two end.
+-- A window of 2^47 or more is the code of a calendar. Then the quota includes borders: the start and
+-- the end of a window, and the ends of the next two.
 local first, second, third, fourth
--- How much later than a value ends a border may be that is the same to other time zone data.
+-- Maximum time from a stored end to the same border under other time zone data.
 local slack = 0
 if window >= 140737488355328 then
   first, second, third, fourth = struct.unpack('<I7I7I7I7', packed, 17)
@@ -51,7 +51,8 @@ elseif counted == window then
     current_stop, next_stop = second, third
   end
   latest_stop = next_stop
-  -- The end may be no border here: an instance had other time zone data. Of both, the later one counts.
+  -- The stored end may not be a border here, because another instance has other time zone data. The
+  -- later one counts.
   local border = stop <= first and first or stop <= second and second or stop <= third and third
     or stop <= fourth and fourth or stop
   if border - stop <= slack then stop = border end

@@ -3,10 +3,10 @@
 --
 -- A key with holds is their table, and its usage is moved to a key of its own, in the same slot. A
 -- script that knows no holds refuses the table, so it cannot overlook what is held; the store then
--- calls one that does. With the last hold the usage is moved back.
+-- calls one that does. The end of the last hold moves the usage back.
 
 --[in_flight]
--- Nothing is used: what counts is what is held.
+-- There is no usage: only held cost counts.
 opens.P = function(key, now, packed)
   local _, capacity = struct.unpack('<I6I7', packed)
   local function report() return {} end
@@ -25,8 +25,8 @@ local function pack_hold(id, stop, held, settled, kind)
   return id .. struct.pack('<I7I7I7B', stop, held, settled, kind)
 end
 
--- The holds themselves, with what was changed since they were read. Most decisions do not need
--- them, and a long string costs much, as the server hashes each one whole: it is made when needed.
+-- The holds as a string, with the changes since they were read. It is built on demand: most decisions
+-- do not need it, and the server hashes the whole of every long string.
 local function list(holds)
   local listed, patches = holds.list, holds.patches
   if not listed then listed = call('GETRANGE', holds.key, '32', HEADER + holds.count * ENTRY - 1) end
@@ -40,7 +40,7 @@ local function list(holds)
   return listed
 end
 
--- The hold at this place: id, end, what is held, what was settled, kind.
+-- The hold at this place: id, end, held cost, settled cost, kind.
 local function hold_at(holds, place)
   local from, listed = (place - 1) * ENTRY, list(holds)
   return listed:sub(from + 1, from + 8), struct.unpack('<I7I7I7B', listed, from + 9)
@@ -96,8 +96,8 @@ local function rebuild(holds, entries)
   end
 end
 
--- Opens a key with its holds, as of `now`: those whose time is over are charged as of their ends.
--- Returns what `opens` returns, of which usage includes what is held, and the holds.
+-- Opens a key with its holds at `now`. Holds whose time is over are charged as of their ends.
+-- Returns the values of `opens`, with held cost included in the usage, and the holds.
 local function open_with_holds(letter, key, usage, now, packed)
   local window = struct.unpack('<I6', packed)
   local small = window < 1000000 and window or 1000000
@@ -123,7 +123,7 @@ local function open_with_holds(letter, key, usage, now, packed)
       return
     end
     if not holds.is_stored then
-      -- What an evicted table has left behind does not count.
+      -- Usage left behind by an evicted table does not count.
       call('DEL', usage)
       if letter ~= 'P' and call('EXISTS', key) == 1 then call('RENAME', key, usage) end
     end
@@ -182,11 +182,11 @@ local function open_with_holds(letter, key, usage, now, packed)
       if #due > 0 then
         save_holds()
         is_changed, is_rebuilt = false, false
-        -- With the last hold, usage is under its own name again.
+        -- The last hold has ended: the key itself stores the usage again.
         if holds.count == 0 then holds.is_stored, state = false, key end
       end
-      -- The hold that ended first may have been settled: then a denial writes when the next one ends,
-      -- or each would search for that again.
+      -- If the hold with the earliest end was settled, even a denial stores the next end. Otherwise
+      -- every denial would search for it again.
       holds.is_changed, holds.is_rebuilt = is_changed or #due == 0, is_rebuilt
     end
   end
@@ -205,9 +205,9 @@ local function open_with_holds(letter, key, usage, now, packed)
 end
 
 --[opens_with_holds]
--- Parts that hold or cancel instead of charging and refunding, by part: id, time, kind.
+-- By part that reserves or cancels instead of charging or refunding: id, duration, kind.
 local reserves = {}
--- By key: its holds, those that are to be added, and the one that is to be cancelled.
+-- By key: its holds, the holds to add and the hold to cancel.
 local tables, news, cancels = {}, {}, {}
 local usage_of = {}
 for p = 1, parts do usage_of[KEYS[p]] = KEYS[parts + p] end
@@ -245,14 +245,14 @@ for letter in pairs(opens) do
       save_holds()
       return held
     end
-    -- Holds that were moved with the clock are written by a denial as well: they must end.
+    -- A denial also writes holds that were moved with the clock: they must end.
     return used, capacity, most, wrong, moved or holds.is_changed, report, charge, save, refund, own.is_own
   end
 end
 local opens = with_holds
 
 --[parts]
--- The second half of the keys are those of the usage of keys with holds.
+-- The second half of KEYS stores the usage of keys with holds.
 parts = math.floor(parts / 2)
 
 --[verbs]

@@ -1,9 +1,9 @@
 -- Reads the records that instances published.
 --
 -- KEYS: the records, in one slot.
--- ARGV[1]: the most bytes that are read of a record (integer).
+-- ARGV[1]: the maximum number of bytes to read of each record (integer).
 -- Reply: the bytes of each; empty if it is missing or has another type.
--- Layout: docs/redis-layout.md. Rust twin: `src/store/redis/admin/instances.rs`.
+-- Layout: docs/redis-layout.md. Rust twin: `src/admin/instances.rs`.
 local records = {}
 for position = 1, #KEYS do
   local record = redis.pcall('GETRANGE', KEYS[position], 0, ARGV[1] - 1)

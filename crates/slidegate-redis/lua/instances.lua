@@ -2,15 +2,15 @@
 -- publish a record about itself.
 --
 -- KEYS[1]: the table.
--- KEYS[2]: the record of this instance, in the slot of the table. Absent: it publishes none.
+-- KEYS[2]: the record of this instance, in the slot of the table; absent if it publishes none.
 -- ARGV[1]: this instance (hexadecimal digits).
--- ARGV[2]: how long a line counts, and the table and the record are kept (integer, ms).
+-- ARGV[2]: how long a line counts; also the TTL of the table and the record (integer, ms).
 -- ARGV[3]: the largest number of lines (integer).
 -- ARGV[4]: the record (bytes), with KEYS[2].
--- Reply: how many instances there are, this one included, and how many bytes were found that no
---   instance wrote: of a text at most as many as a table has, and 1 of another type.
--- Layout: docs/redis-layout.md. Rust twin: `src/store/redis/admin/instances.rs`. What no instance wrote is
---   not counted and does not stay. Of a longer text only the beginning is read.
+-- Reply: the number of instances, this one included, and the number of foreign bytes: for a string at
+--   most the size of a table, for another type 1.
+-- Layout: docs/redis-layout.md. Rust twin: `src/admin/instances.rs`. Foreign bytes do not count as
+--   instances and are removed. Only the beginning of a longer string is read.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,10 +1,10 @@
--- Calls each command that scripts call, on a key that nothing else uses, and tells which the server
--- refuses.
+-- Calls each command that scripts call, on a key that nothing else uses, and reports which ones the
+-- server refuses.
 --
 -- KEYS[1], KEYS[2]: the key, and another one in its slot.
--- ARGV[1]: how long they are kept (integer, ms).
+-- ARGV[1]: their TTL (integer, ms).
 -- Reply: for each refused command its name and the server's error. PTTL and PEXPIRETIME are called
---   where TIME is refused: `clock.lua` tells the time by them.
+--   only if TIME is refused, because `clock.lua` reads the time from them.
 local refused = {}
 local function try(command, ...)
   local reply = redis.pcall(command, ...)
@@ -28,8 +28,8 @@ if redis.pcall('exists', KEYS[1]) == 1 then
   try('rename', KEYS[1], KEYS[2])
 end
 try('exists', KEYS[1])
--- Redis keeps the longer name as the buffer of the next third argument, and would keep a policy's value
--- in it, which may be shorter. This value takes it.
+-- Redis reuses the buffer of this long name for the next third argument. Without this call, that would
+-- be the value of a policy's key, which would keep the larger buffer.
 redis.pcall('set', KEYS[1], '1', 'PX', ARGV[1])
 try('del', KEYS[1])
 redis.pcall('del', KEYS[2])

@@ -1,6 +1,6 @@
 -- The server's time.
 --
--- KEYS[1]: any key of the slot that is asked.
+-- KEYS[1]: any key of the slot to ask.
 -- Reply: seconds and microseconds.
 local call = redis.call
 local time = call('TIME')

@@ -1,5 +1,5 @@
 -- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
--- and a line `--@name` includes that piece. `src/store/redis/scripts.rs` says how to see whole scripts.
+-- and a line `--@name` includes that piece. `src/scripts.rs` says how to print whole scripts.
 --
 -- A script is a straight line of pieces rather than functions over tables, because creating those
 -- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below

@@ -162,7 +162,7 @@ else
       if oldest_cost > left then
         call('SETRANGE', key, 48 + head * run_bytes + stamp_bytes,
           struct.pack('<I' .. cost_bytes, oldest_cost - left))
-        -- What was read of the ring is out of date: a rewrite reads it again.
+        -- The ring in `raw` is out of date; a rewrite reads it again.
         raw = raw:sub(1, 48)
         used, left = used - left, 0
       else
@@ -247,8 +247,8 @@ else
     end
     len = len + 1
   end
-  -- `expires` is rounded down. A TTL that is too short loses usage. It is too long after the window was shortened or the clock
-  -- was set back.
+  -- `expires` is rounded down. A TTL that is too short loses usage. It is too long if the window was
+  -- shortened or the clock was set back.
   if until_us > expires * 1000000 or (expires + 1) * 1000000 > now + 2 * window + 5000000 then
     --@ttl
     call('PEXPIRE', key, ttl_ms)

@@ -35,9 +35,15 @@ const MAX_WAITING: usize = 16_384;
 /// Number of shards: more than threads that check at once.
 const SHARDS: usize = 64;
 
-/// The queues of all keys that have a call in flight.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Batcher(Arc<Shards>);
+/// Decides requests whose keys are in one slot, and has the queues of all keys that have a call in
+/// flight.
+#[derive(Debug, Clone)]
+pub(crate) struct Batcher {
+    pub(super) calls: Arc<Calls>,
+    queues: Arc<Shards>,
+    /// Whether checks share calls.
+    is_on: bool,
+}
 
 #[derive(Debug)]
 struct Shards {
@@ -70,27 +76,34 @@ struct Waiter {
 }
 
 impl Batcher {
-    /// Checks these subjects, alone or in a batch.
+    pub(super) fn new(calls: Arc<Calls>, is_on: bool) -> Self {
+        Self { calls, queues: Arc::default(), is_on }
+    }
+
+    /// Decides one request whose keys are in one slot: a check alone or in a batch, anything else by
+    /// a call of its own.
     ///
     /// # Errors
     /// The failure of the call. At the caller's own deadline it is the last failure that the calls
     /// for these keys have met, or a timeout if they have met none.
-    pub(crate) async fn check(
+    pub(super) async fn decide(
         &self,
-        calls: &Arc<Calls>,
-        subjects: Subjects,
+        subjects: &Subjects,
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
+        if !self.is_on || !subjects.may_be_batched() {
+            return self.calls.decide_alone(subjects, cost, deadline).await;
+        }
         let (reply, replied) = oneshot::channel();
         let waiter = Waiter { cost, deadline, reply };
-        let subjects = Arc::new(subjects);
+        let subjects = Arc::new(subjects.clone());
         let (last_failure, first) = match self.queues(&subjects).entry(Arc::clone(&subjects)) {
             Entry::Occupied(mut entry) => {
                 let queue = entry.get_mut();
                 if queue.waiting.len() >= MAX_WAITING {
                     let failure = overloaded();
-                    calls.client.count(&failure);
+                    self.calls.client.count(&failure);
                     return Err(failure);
                 }
                 queue.waiting.push_back(waiter);
@@ -104,7 +117,7 @@ impl Batcher {
                 subjects: Arc::clone(&subjects),
                 last_failure: Arc::clone(&last_failure),
             };
-            tokio::spawn(worker.run(Arc::clone(calls), first));
+            tokio::spawn(worker.run(first));
         }
         match timeout_at(deadline, replied).await {
             Ok(Ok(reply)) => reply,
@@ -114,7 +127,7 @@ impl Batcher {
                 Some(failure) => Failure { executed: Executed::Maybe, ..failure },
                 None => {
                     let detail = "did not answer within the deadline".to_owned();
-                    let node = calls.client.holder_name(calls.slot(&subjects));
+                    let node = self.calls.client.holder_name(self.calls.slot(&subjects));
                     Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail }
                 }
             }),
@@ -123,7 +136,7 @@ impl Batcher {
 
     /// The shard that has the queue of these subjects.
     fn queues(&self, subjects: &Subjects) -> MutexGuard<'_, Queues> {
-        let Shards { shards, hasher } = &*self.0;
+        let Shards { shards, hasher } = &*self.queues;
         let hash = usize::try_from(hasher.hash_one(subjects) % SHARDS as u64).unwrap_or_default();
         shards[hash].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +163,8 @@ impl Drop for Worker {
 
 impl Worker {
     /// Makes calls, one after the other, until no check waits.
-    async fn run(self, calls: Arc<Calls>, first: Waiter) {
+    async fn run(self, first: Waiter) {
+        let calls = &self.batcher.calls;
         let mut batch = vec![first];
         while !batch.is_empty() {
             calls.counts.batched.fetch_add(batch.len() as u64 - 1, Ordering::Relaxed);
@@ -254,7 +268,12 @@ mod tests {
     use crate::call::{Subject, check_of_nothing};
     use crate::{RedisOptions, RedisStore};
 
-    fn worker(batcher: &Batcher, user: u64) -> Worker {
+    /// A store without a server.
+    fn store() -> RedisStore {
+        RedisStore::new(RedisOptions::new("redis://127.0.0.1:1").unwrap()).unwrap()
+    }
+
+    fn worker(RedisStore { batcher, .. }: &RedisStore, user: u64) -> Worker {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_minute(1),
@@ -291,7 +310,7 @@ mod tests {
     /// A hot key must not hold up checks of other keys: a call takes its own checks and no others.
     #[test]
     fn a_call_takes_a_bounded_number_of_checks_from_the_front() {
-        let hot = worker(&Batcher::default(), 1);
+        let hot = worker(&store(), 1);
         let replied = wait(&hot, (0..MAX_WAITING as u64).map(|at| at / 4));
         let batch = hot.next().unwrap();
         assert_eq!(batch.len(), 4 * MAX_STEPS, "as many steps as a script may take");
@@ -310,12 +329,13 @@ mod tests {
     /// All checks of a service go through here: one that holds a lock must not stop other keys.
     #[test]
     fn queues_of_other_keys_do_not_wait_for_one_another() {
-        let batcher = Batcher::default();
-        let stopped = worker(&batcher, 0);
-        let shard_of = |worker: &Worker| batcher.0.hasher.hash_one(&worker.subjects) % SHARDS as u64;
-        let other = (1..).map(|user| worker(&batcher, user)).find(|one| shard_of(one) != shard_of(&stopped));
+        let store = store();
+        let stopped = worker(&store, 0);
+        let shard_of =
+            |worker: &Worker| store.batcher.queues.hasher.hash_one(&worker.subjects) % SHARDS as u64;
+        let other = (1..).map(|user| worker(&store, user)).find(|one| shard_of(one) != shard_of(&stopped));
         let other = other.unwrap();
-        let lock = batcher.queues(&stopped.subjects);
+        let lock = store.batcher.queues(&stopped.subjects);
         let _replied = wait(&other, 1..3);
         assert_eq!(other.next().map(|batch| batch.len()), Some(2));
         drop(lock);
@@ -324,7 +344,7 @@ mod tests {
     /// A call may end a little before its deadline. To repeat it until then would burn a core.
     #[test]
     fn checks_with_no_more_time_than_their_call_are_not_repeated() {
-        let hot = worker(&Batcher::default(), 1);
+        let hot = worker(&store(), 1);
         let replied = wait(&hot, 0..3);
         let batch = hot.next().unwrap();
         let deadline = batch.iter().map(|waiter| waiter.deadline).max().unwrap();
@@ -336,7 +356,7 @@ mod tests {
     /// Checks whose call ran out of time are repeated before those that came later, in order.
     #[test]
     fn repeated_checks_keep_their_order() {
-        let hot = worker(&Batcher::default(), 1);
+        let hot = worker(&store(), 1);
         let _first = wait(&hot, 0..3);
         let batch = hot.next().unwrap();
         let _later = wait(&hot, 3..5);
@@ -350,14 +370,12 @@ mod tests {
     /// An operator must read what the server said, also where a check gives up before its call.
     #[tokio::test(start_paused = true)]
     async fn a_check_that_gives_up_reports_the_last_failure_of_its_calls() {
-        let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:1").unwrap()).unwrap();
-        let hot = worker(&Batcher::default(), 1);
+        let hot = worker(&store(), 1);
         // A call is in flight that never ends.
         let _in_flight = wait(&hot, 0..1);
         let give_up = async || {
             let deadline = instant() + Duration::from_millis(50);
-            let subjects = Subjects::clone(&hot.subjects);
-            hot.batcher.check(&store.calls, subjects, 1, deadline).await.unwrap_err()
+            hot.batcher.decide(&hot.subjects, 1, deadline).await.unwrap_err()
         };
         assert_eq!(give_up().await.kind, FailureKind::Timeout);
         let read_only = "READONLY You can't write against a read only replica.";

@@ -54,6 +54,19 @@ pub(super) const EXPIRY_US: u64 = 1000;
 const MOST_LATE: u32 = 3;
 
 impl Calls {
+    /// Decides one request by a call of its own.
+    pub(super) async fn decide_alone(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        let last_failure = LastFailure::default();
+        // Boxed, because rustc limits how deep futures may nest in those of a caller.
+        let answers = Box::pin(self.call(subjects, &[cost], None, deadline, &last_failure)).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+
     /// Decides these requests with one script call. All keys are in one slot. One answer per cost.
     ///
     /// With an idempotency key, the first reply is stored under the name `once`, in the slot of the
@@ -86,7 +99,7 @@ impl Calls {
             let call = Call { script, keys: &keys, args: &args, native };
             let bound = subjects.reply_bound(is_once, has_holds);
             let sent = instant();
-            let value = match self.run(call, bound, deadline, last_failure).await {
+            let value = match self.reply(self.client.run(call, bound, deadline, last_failure).await) {
                 Err(failure) if is_for_holds(&failure) && !has_holds => {
                     has_holds = true;
                     continue;
@@ -98,42 +111,51 @@ impl Calls {
                 }
                 replied => replied?,
             };
-            let arrived = instant();
-            match read(subjects, terms, value).map_err(|unreadable| self.misread(slot, &unreadable))? {
-                // Its time is the first reply's, not the server's current one.
-                Reply::Done(answers, _) if is_once => return Ok(answers),
-                Reply::Done(answers, now) => {
-                    self.observe_time(slot, now, sent, arrived);
-                    if let Some(last) = answers.last().filter(|_| has_holds) {
-                        for (subject, decision) in subjects.0.iter().zip(last) {
-                            self.held.note(&subject.name, decision.held > 0);
-                        }
-                    }
-                    return Ok(answers);
-                }
-                Reply::Late(now) => {
-                    self.counts.late.fetch_add(1, Ordering::Relaxed);
-                    self.observe_time(slot, now, sent, arrived);
-                    late += 1;
-                    if late >= MOST_LATE || arrived >= deadline {
-                        let detail = "met the call past its deadline and charged nothing";
-                        return Err(self.failed(slot, executed, FailureKind::Late, detail));
-                    }
-                }
+            if let Some(answers) = self.answers(slot, subjects, terms, value, sent)? {
+                return Ok(answers);
+            }
+            late += 1;
+            if late >= MOST_LATE || instant() >= deadline {
+                let detail = "met the call past its deadline and charged nothing";
+                return Err(self.failed(slot, executed, FailureKind::Late, detail));
             }
         }
     }
 
-    /// Runs a script, or the command of the module instead.
-    pub(super) async fn run(
+    /// The answers in the reply to a call that was sent at this time: `None` if the call came too
+    /// late and has charged nothing.
+    fn answers(
         &self,
-        call: Call<'_>,
-        bound: ReplyBound,
-        deadline: Instant,
-        last_failure: &LastFailure,
-    ) -> Result<Value, Failure> {
-        let replied = self.client.run(call, bound, deadline, last_failure).await;
-        replied
+        slot: u16,
+        subjects: &Subjects,
+        terms: CallTerms<'_>,
+        reply: Value,
+        sent: Instant,
+    ) -> Result<Option<Vec<Answers>>, Failure> {
+        let arrived = instant();
+        match read(subjects, terms, reply).map_err(|unreadable| self.misread(slot, &unreadable))? {
+            // Its time is the first reply's, not the server's current one.
+            Reply::Done(answers, _) if terms.is_once => Ok(Some(answers)),
+            Reply::Done(answers, now) => {
+                self.observe_time(slot, now, sent, arrived);
+                if let Some(last) = answers.last().filter(|_| terms.has_holds) {
+                    for (subject, decision) in subjects.0.iter().zip(last) {
+                        self.held.note(&subject.name, decision.held > 0, arrived);
+                    }
+                }
+                Ok(Some(answers))
+            }
+            Reply::Late(now) => {
+                self.counts.late.fetch_add(1, Ordering::Relaxed);
+                self.observe_time(slot, now, sent, arrived);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The reply to a script, or to the command of the module instead. Counts and explains a failure.
+    pub(super) fn reply(&self, reply: Result<Value, Failure>) -> Result<Value, Failure> {
+        reply
             .inspect_err(|failure| {
                 if !is_for_holds(failure) {
                     self.client.count(failure);
@@ -213,7 +235,7 @@ impl Calls {
         let time = if self.reads_expiry() {
             let keys = [key.to_vec()];
             let call = Call { script: &self.scripts().server_time, keys: &keys, args: &[], native: None };
-            self.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await?
+            self.reply(self.client.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await)?
         } else {
             self.client.command(Some(key), &redis::cmd("TIME"), deadline).await?
         };
@@ -231,6 +253,12 @@ impl Calls {
     /// The slot of the first key.
     pub(super) fn slot(&self, subjects: &Subjects) -> u16 {
         subjects.0.first().map_or(0, |subject| self.client.slot(&subject.name))
+    }
+
+    /// Whether one call can decide them.
+    pub(super) fn are_in_one_slot(&self, subjects: &Subjects) -> bool {
+        let slot = self.slot(subjects);
+        subjects.0.iter().skip(1).all(|subject| self.client.slot(&subject.name) == slot)
     }
 
     /// Counts a failure found in a reply.

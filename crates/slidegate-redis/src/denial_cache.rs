@@ -1,8 +1,6 @@
 //! Denial cache: while a denial is still true, the server is not called again.
 //!
-//! The cache is set-associative, with a lock per set. Looking up a denial, adding one to a full
-//! cache and invalidating all take a few steps, whatever their number. So a client that causes many
-//! denials does not slow others down.
+//! Its [table](SetTable) does bounded work, however many denials a client causes.
 //!
 //! Nothing is cached while invalidations cannot be received, see
 //! [`invalidation`](crate::invalidation). A denial's wait counts from when the call was sent,
@@ -19,31 +17,25 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use slidegate::internal::{HashSeed, Waits};
+use slidegate::internal::{HashSeed, SetTable, Waits};
 use slidegate::{Decision, DecisionSource, verb::Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::call::{Answers, Subjects};
 
-/// The maximum number of denials in a set. They are compared one by one.
-const WAYS: usize = 8;
-/// Number of sets, a power of two: with [`WAYS`] 65,536 denials. A denial of one policy takes about
-/// 160 bytes, so a full cache takes about 10 MB.
-const SETS: usize = 8192;
-
 /// Maximum time to cache a denial of a key with holds, or a peek at blocked keys.
 const BRIEFLY: Duration = Duration::from_millis(100);
 /// Slots for the times of hold changes, a power of two; keys that share a slot end each other's
 /// denials. As many as denials, in 512 kB, so that few keys do, whichever holds a client changes.
-const RELEASES: usize = SETS * WAYS;
+const RELEASES: usize = SetTable::<KeysHash, Denial>::CAPACITY;
 
-/// Cached denials, by the hash of their keys.
+/// Cached denials, by the hash of their keys. A denial of one policy takes about 160 bytes, so a
+/// full cache takes about 10 MB.
 pub(crate) struct DenialCache {
-    sets: Box<[Mutex<Set>]>,
+    denials: SetTable<KeysHash, Denial>,
     /// When a hold of a key with this hash was last changed here: microseconds since `created`,
     /// plus one; 0 for never.
     releases: Box<[AtomicU64]>,
@@ -52,30 +44,15 @@ pub(crate) struct DenialCache {
     secret: HashSeed,
     /// Whether invalidations are received.
     subscribed: AtomicBool,
-    /// How often everything was invalidated. A set with an older number is out of date.
-    generation: AtomicU64,
-    /// Denials that were compared or moved.
-    #[cfg(test)]
-    steps: AtomicU64,
-}
-
-/// Denials whose hashes have the same lowest bits.
-#[derive(Default)]
-struct Set {
-    /// [`DenialCache::generation`] when these were cached.
-    generation: u64,
-    /// At most [`WAYS`].
-    denials: Vec<Denial>,
 }
 
 struct Denial {
-    keys: KeysHash,
     cost: u64,
     answers: SmallVec<[Decision; 1]>,
     sent: Instant,
     /// When the first of the denying keys has capacity again.
     until: Instant,
-    /// Whether it was used since the set was last full of used denials.
+    /// Whether it was used since its set was last full of used denials.
     is_used: bool,
 }
 
@@ -85,7 +62,7 @@ type KeysHash = u128;
 /// The state of the cache when a call was sent. Its reply is cached only if nothing was invalidated
 /// since.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ticket {
+pub(crate) struct DenialTicket {
     keys: KeysHash,
     is_peek: bool,
     generation: u64,
@@ -95,14 +72,11 @@ pub(crate) struct Ticket {
 impl Default for DenialCache {
     fn default() -> Self {
         Self {
-            sets: (0..SETS).map(|_| Mutex::default()).collect(),
+            denials: SetTable::default(),
             releases: (0..RELEASES).map(|_| AtomicU64::new(0)).collect(),
             created: slidegate::internal::instant(),
             secret: HashSeed::random(),
             subscribed: AtomicBool::new(false),
-            generation: AtomicU64::new(0),
-            #[cfg(test)]
-            steps: AtomicU64::new(0),
         }
     }
 }
@@ -124,17 +98,22 @@ impl DenialCache {
 
     /// The cached denial or peek for these keys and this cost, with the remaining waits; otherwise
     /// the ticket for the call to send.
-    pub(crate) fn answer(&self, subjects: &Subjects, cost: u64, now: Instant) -> Result<Answers, Ticket> {
+    pub(crate) fn answer(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        now: Instant,
+    ) -> Result<Answers, DenialTicket> {
         let is_peek = subjects.0.iter().all(|subject| subject.part.verb == Verb::Peek);
         let keys = self.secret.hash_of(&(subjects.of_denial(), is_peek.then_some(cost)));
-        let mut set = self.set(keys);
-        let generation = set.generation;
-        let denial = set.denials.iter_mut().find(|denial| denial.keys == keys);
+        let mut set = self.denials.set(lowest_bits(keys));
+        let generation = set.generation();
+        let denial = set.get_mut(keys);
         let is_true = |denial: &&mut Denial| {
             cost >= denial.cost && now < denial.until && !self.is_released_since(subjects, denial.sent)
         };
         let Some(denial) = denial.filter(is_true) else {
-            return Err(Ticket { keys, is_peek, generation, sent: now });
+            return Err(DenialTicket { keys, is_peek, generation, sent: now });
         };
         denial.is_used = true;
         let mut answers: Answers = denial.answers.iter().copied().collect();
@@ -158,8 +137,8 @@ impl DenialCache {
     }
 
     /// Caches the reply to this ticket's call, if it is a denial or a peek.
-    pub(crate) fn insert(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
-        let Ticket { keys, is_peek, generation, sent } = ticket;
+    pub(crate) fn insert(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: DenialTicket) {
+        let DenialTicket { keys, is_peek, generation, sent } = ticket;
         let denying =
             subjects.0.iter().zip(answers).filter(|(subject, one)| subject.part.enforced && one.is_denied());
         let wait_us = denying.map(|(_, one)| one.waits.retry_us).min();
@@ -176,11 +155,18 @@ impl DenialCache {
         }
         let until = sent + wait;
         let answers = answers.iter().copied().collect();
-        let denial = Denial { keys, cost, answers, sent, until, is_used: false };
-        let mut set = self.set(keys);
+        let denial = Denial { cost, answers, sent, until, is_used: false };
+        let mut set = self.denials.set(lowest_bits(keys));
         // An invalidation after this was read invalidates the denial with its set.
-        if (is_peek || self.subscribed.load(Ordering::SeqCst)) && generation == set.generation {
-            set.insert(denial);
+        if !(is_peek || self.subscribed.load(Ordering::SeqCst)) || generation != set.generation() {
+            return;
+        }
+        // An ended denial is replaced first, then the unused one that ends first. So a flood of
+        // denials that are never used again does not replace those that save calls.
+        let replaced = set.insert(keys, denial, |one| (one.until > sent, one.is_used, one.until));
+        if replaced.is_some_and(|one| one.until > sent && one.is_used) {
+            // All are used. Otherwise the set would not change until they end.
+            set.values_mut().for_each(|one| one.is_used = false);
         }
     }
 
@@ -197,65 +183,23 @@ impl DenialCache {
     }
 
     fn release_of(&self, name: &[u8]) -> &AtomicU64 {
-        #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
-        let lowest = self.secret.hash_of(&name) as usize;
-        &self.releases[lowest & (RELEASES - 1)]
+        let index = lowest_bits(self.secret.hash_of(&name)) % RELEASES as u64;
+        &self.releases[usize::try_from(index).unwrap_or_default()]
     }
 
     fn micros(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.created).as_micros()).unwrap_or(u64::MAX - 1)
     }
 
-    /// Invalidates every denial in one step: sets are cleared when they are next used.
+    /// Invalidates every denial in one step.
     pub(crate) fn clear(&self) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// The set of these keys, without invalidated denials.
-    fn set(&self, keys: KeysHash) -> MutexGuard<'_, Set> {
-        let mut set = self.sets[index_of(keys)].lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the lock, so a set never goes back to an older number.
-        let generation = self.generation.load(Ordering::SeqCst);
-        if set.generation != generation {
-            set.generation = generation;
-            set.denials.clear();
-        }
-        #[cfg(test)]
-        self.steps.fetch_add(set.denials.len() as u64, Ordering::Relaxed);
-        set
+        self.denials.clear();
     }
 }
 
-/// The index of the set of these keys.
-fn index_of(keys: KeysHash) -> usize {
-    #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
-    let lowest = keys as usize;
-    lowest & (SETS - 1)
-}
-
-impl Set {
-    /// Adds a denial. A full set evicts an expired denial; if there is none, the unused one that
-    /// expires first. So a flood of denials that are never used again does not evict those that
-    /// save calls.
-    fn insert(&mut self, denial: Denial) {
-        if let Some(same) = self.denials.iter_mut().find(|one| one.keys == denial.keys) {
-            *same = denial;
-            return;
-        }
-        if self.denials.len() < WAYS {
-            self.denials.push(denial);
-            return;
-        }
-        let now = denial.sent;
-        let worth = |one: &Denial| (one.until > now, one.is_used, one.until);
-        let least = self.denials.iter_mut().min_by_key(|one| worth(one)).expect("a full set has denials");
-        let are_all_used = least.until > now && least.is_used;
-        *least = denial;
-        if are_all_used {
-            // Otherwise the set would not change until they expire.
-            self.denials.iter_mut().for_each(|one| one.is_used = false);
-        }
-    }
+#[allow(clippy::cast_possible_truncation)]
+fn lowest_bits(hash: u128) -> u64 {
+    hash as u64
 }
 
 #[cfg(test)]
@@ -308,55 +252,12 @@ mod tests {
         cache.answer(&subjects(user), 1, now).is_ok()
     }
 
-    fn held(cache: &DenialCache) -> usize {
-        cache.sets.iter().map(|set| set.lock().unwrap().denials.len()).sum()
-    }
-
-    /// Checks of other clients must not wait while an attacker fills the cache.
-    #[test]
-    fn a_denial_costs_a_full_cache_as_little_as_an_empty_one() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
-        let most = (SETS * WAYS) as u64;
-        for user in 0..2 * most {
-            check(&cache, user, now, HOUR_US);
-        }
-        assert!(held(&cache) > SETS * WAYS * 9 / 10, "{} of {most}", held(&cache));
-        for user in 2 * most..2 * most + 10_000 {
-            let before = cache.steps.load(Ordering::Relaxed);
-            assert!(check(&cache, user, now, HOUR_US));
-            let steps = cache.steps.load(Ordering::Relaxed) - before;
-            assert!(steps <= 2 * WAYS as u64, "{steps}");
-        }
-        assert!(held(&cache) <= SETS * WAYS);
-        // What the constants promise: a set has room for as many as it may hold and for no more.
-        let room: usize = cache.sets.iter().map(|set| set.lock().unwrap().denials.capacity()).sum();
-        assert!(room * size_of::<Denial>() <= 10 << 20, "{room} of {} bytes", size_of::<Denial>());
-        let before = cache.steps.load(Ordering::Relaxed);
-        cache.clear();
-        assert_eq!(cache.steps.load(Ordering::Relaxed), before, "forgetting goes through nothing");
-        assert!((0..2 * most).step_by(97).all(|user| !is_cached(&cache, user, now)));
-    }
-
-    /// A thread that is stopped in the middle of a check must hold up only checks of its own set.
-    #[test]
-    fn checks_of_other_keys_do_not_wait_for_one_another() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
-        let index = |user| index_of(cache.secret.hash_of(&(subjects(user).of_denial(), None::<u64>)));
-        let other = (2..).find(|user| index(*user) != index(1)).unwrap();
-        let stopped = cache.sets[index(1)].lock().unwrap();
-        assert!(check(&cache, other, now, HOUR_US));
-        assert!(is_cached(&cache, other, now));
-        cache.clear();
-        assert!(!is_cached(&cache, other, now));
-        drop(stopped);
-    }
-
     /// The cache is for clients that keep retrying: a flood of others must not evict their denials.
     #[test]
     fn denials_that_are_asked_for_again_outlast_a_flood_of_others() {
         let (cache, now) = (subscribed(), slidegate::internal::instant());
         check(&cache, 0, now, HOUR_US);
-        for user in 1..4 * (SETS * WAYS) as u64 {
+        for user in 1..4 * RELEASES as u64 {
             // A tenth of them ends later than the one that is asked for, which does not matter.
             check(&cache, user, now, HOUR_US / 2 + HOUR_US * u64::from(user % 10 == 0));
             if user % 1000 == 0 {
@@ -365,20 +266,21 @@ mod tests {
         }
     }
 
-    /// An expired denial must neither be used nor evict others.
+    /// An ended denial must neither be used nor replace others.
     #[test]
     fn ended_denials_are_replaced_before_those_that_are_true() {
         let (cache, now) = (subscribed(), slidegate::internal::instant());
-        let hash_of = |user: u64| cache.secret.hash_of(&subjects(user).of_denial());
-        let mut same = (0..).filter(|user| index_of(hash_of(*user)) == 0);
-        let users: Vec<u64> = same.by_ref().take(WAYS + 1).collect();
-        for (at, user) in users[..WAYS].iter().enumerate() {
+        assert!(size_of::<(KeysHash, Denial)>() * RELEASES <= 10 << 20, "as the cache's comment says");
+        let hash_of = |user: u64| cache.secret.hash_of(&(subjects(user).of_denial(), None::<u64>));
+        let in_first_set = |user: &u64| lowest_bits(hash_of(*user)).trailing_zeros() >= 13;
+        let users: Vec<u64> = (0..).filter(in_first_set).take(9).collect();
+        for (at, user) in users[..8].iter().enumerate() {
             assert!(check(&cache, *user, now, if at == 3 { 1_000_000 } else { HOUR_US }));
         }
         let later = now + Duration::from_secs(1);
         assert!(is_cached(&cache, users[3], later - Duration::from_micros(1)));
         assert!(!is_cached(&cache, users[3], later));
-        assert!(check(&cache, users[WAYS], later, HOUR_US));
+        assert!(check(&cache, users[8], later, HOUR_US));
         for (at, user) in users.iter().enumerate() {
             assert_eq!(is_cached(&cache, *user, later), at != 3, "{at}");
         }

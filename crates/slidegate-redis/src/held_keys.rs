@@ -4,63 +4,37 @@
 //! The scripts verify them: a missing key costs a second call, and a stale one a slower script.
 
 use std::hash::{DefaultHasher, Hasher};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum number of keys: 128 KiB, allocated by the first one; without reservations a call costs
-/// one extra load.
-const ENTRIES: usize = 1 << 14;
-/// Entries that a key may use. If others occupy them all, one is replaced.
-const WAYS: usize = 4;
+use slidegate::internal::SetTable;
+use tokio::time::Instant;
 
-/// Keys with holds, by hash.
+/// Keys with holds, by hash, and when that was noted. Allocated by the first one: without
+/// reservations a call costs one extra load.
 #[derive(Debug, Default)]
-pub(super) struct HeldKeys(OnceLock<Box<[AtomicU64]>>);
+pub(super) struct HeldKeys(SetTable<u64, Instant>);
 
 impl HeldKeys {
     /// Whether one of these keys had holds when it was last decided.
     pub(super) fn have_one_of<'n>(&self, mut names: impl Iterator<Item = &'n [u8]>) -> bool {
-        let Some(entries) = self.0.get() else { return false };
-        names.any(|name| {
-            let hash = hash(name);
-            find(set(entries, hash), hash).is_some()
-        })
+        let has_holds = |hash| self.0.set(hash).get_mut(hash).is_some();
+        !self.0.is_unused() && names.any(|name| has_holds(hash(name)))
     }
 
-    /// Notes whether a key has holds.
-    pub(super) fn note(&self, name: &[u8], has_holds: bool) {
+    /// Notes whether a key has holds. A full set gives up what was noted longest ago.
+    pub(super) fn note(&self, name: &[u8], has_holds: bool, now: Instant) {
         let hash = hash(name);
-        if !has_holds {
-            if let Some(entry) = self.0.get().and_then(|entries| find(set(entries, hash), hash)) {
-                entry.store(0, Ordering::Relaxed);
-            }
-            return;
-        }
-        let set = set(self.0.get_or_init(|| (0..ENTRIES).map(|_| AtomicU64::new(0)).collect()), hash);
-        // Usually the hint is stored already.
-        if find(set, hash).is_none() {
-            let other = || &set[usize::try_from((hash >> 48) % WAYS as u64).unwrap_or_default()];
-            find(set, 0).unwrap_or_else(other).store(hash, Ordering::Relaxed);
+        if has_holds {
+            self.0.set(hash).insert(hash, now, |noted| *noted);
+        } else if !self.0.is_unused() {
+            self.0.set(hash).remove(hash);
         }
     }
 }
 
-/// The entries that the key of this hash may use.
-fn set(entries: &[AtomicU64], hash: u64) -> &[AtomicU64] {
-    let first = usize::try_from(hash % (ENTRIES / WAYS) as u64).unwrap_or_default() * WAYS;
-    &entries[first..first + WAYS]
-}
-
-/// The entry of this hash; for 0, an empty one.
-fn find(set: &[AtomicU64], hash: u64) -> Option<&AtomicU64> {
-    set.iter().find(|entry| entry.load(Ordering::Relaxed) == hash)
-}
-
-/// Never 0.
 fn hash(name: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(name);
-    hasher.finish().max(1)
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -70,30 +44,16 @@ mod tests {
     /// Keys without reservations must run the scripts that they ran before there were any.
     #[test]
     fn a_key_is_known_until_it_has_no_holds() {
-        let keys = HeldKeys::default();
+        let (keys, now) = (HeldKeys::default(), slidegate::internal::instant());
         let knows = |name: &'static [u8]| keys.have_one_of([&b"other"[..], name].into_iter());
         assert!(!knows(b"alice"));
-        keys.note(b"bob", false);
-        assert!(keys.0.get().is_none(), "nothing is allocated without holds");
-        keys.note(b"alice", true);
+        keys.note(b"bob", false, now);
+        assert!(keys.0.is_unused(), "nothing is allocated without holds");
+        keys.note(b"alice", true, now);
         assert!(knows(b"alice") && !knows(b"bob"));
-        keys.note(b"bob", false);
+        keys.note(b"bob", false, now);
         assert!(knows(b"alice"));
-        keys.note(b"alice", false);
+        keys.note(b"alice", false, now);
         assert!(!knows(b"alice"));
-    }
-
-    /// Two keys that shared an entry would take turns, and each would need two calls.
-    #[test]
-    fn hundreds_of_keys_are_known_at_once_and_their_number_is_bounded() {
-        let keys = HeldKeys::default();
-        let name = |at: u32| format!("sg1:tokens:user-{at}").into_bytes();
-        let (first, more) = (0..400, 400..300_000);
-        first.clone().for_each(|at| keys.note(&name(at), true));
-        let known = first.filter(|at| keys.have_one_of([name(*at).as_slice()].into_iter())).count();
-        assert_eq!(known, 400);
-        more.clone().for_each(|at| keys.note(&name(at), true));
-        let newest = name(more.end - 1);
-        assert!(keys.have_one_of([newest.as_slice()].into_iter()), "the newest one takes an entry");
     }
 }

@@ -248,7 +248,7 @@ async fn change_in_slot(
         };
         let native = is_native.then_some(Native { command: NativeCommand::Change as usize, build: &build });
         let call = Call { script, keys: &keys, args: &args, native };
-        match calls.run(call, bound, deadline, &unread).await {
+        match calls.reply(calls.client.run(call, bound, deadline, &unread).await) {
             Ok(value) => {
                 let replied = read(changes, value);
                 let (now, reply) = replied.map_err(|unreadable| calls.misread(slot, &unreadable))?;

@@ -3,7 +3,7 @@
 //! A script is one straight line, because functions and tables would cost more than the rest of a
 //! decision. It is sent without comments, so a line number in a server's error counts code lines,
 //! plus one for the `#!lua` header, which servers before Redis 7 do not get. To print the lines:
-//! `cargo test --package slidegate --features redis show_scripts -- --ignored --nocapture`.
+//! `cargo test --package slidegate-redis show_scripts -- --ignored --nocapture`.
 
 mod assemble;
 

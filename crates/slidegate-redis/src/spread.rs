@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use check::Undecided;
-use redis_once::{Failure, LastFailure};
+use redis_once::Failure;
 use slidegate::internal::instant;
 use slidegate::{Decision, Excess, Verdict, verb::Verb};
 use smallvec::SmallVec;
@@ -21,48 +20,42 @@ use tokio::time::Instant;
 
 use crate::batch::Batcher;
 use crate::call::{Answers, Subject, Subjects};
-use crate::calls::Calls;
 
-pub(crate) mod check;
+mod check;
 
-pub(super) use check::{SlotPart, ended};
+pub(super) use check::{SlotPart, Undecided, ended};
 use check::{SlotRefund, SpreadCheck, missing, none_of, put};
 
-/// Decides requests slot by slot.
-#[derive(Debug)]
-pub(super) struct SlotCalls {
-    pub(super) calls: Arc<Calls>,
-    /// `None` if checks are not batched.
-    pub(super) batcher: Option<Batcher>,
-    pub(super) denials: DenialRates,
+/// A request with keys in several slots.
+#[derive(Debug, Clone)]
+pub(super) struct SpreadRequest {
+    pub(super) batcher: Batcher,
+    pub(super) denial_rates: Arc<DenialRates>,
+    pub(super) cost: u64,
+    pub(super) deadline: Instant,
 }
 
-impl SlotCalls {
+impl SpreadRequest {
     /// Checks subjects that are charged all or none, by slot.
-    pub(super) async fn check_parts(
-        self: &Arc<Self>,
-        mut parts: Vec<SlotPart>,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Undecided> {
+    pub(super) async fn check_parts(&self, mut parts: Vec<SlotPart>) -> Result<Answers, Undecided> {
         let asked = instant();
-        parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
+        parts.sort_by_key(|part| std::cmp::Reverse(self.denial_rates.of(&part.subjects)));
         let mut check = SpreadCheck::new(parts);
-        let first = check.parts()[0].subjects.clone();
-        check.checked(0, self.decide_part(first, cost, deadline).await);
+        let first = self.check_part(&check.parts()[0].subjects).await;
+        check.checked(0, first);
         let others = if check.has_failed() { 1..1 } else { 1..check.parts().len() };
         if check.is_denied() {
             // The others are peeked at for the reply, and charged only by policies that count
             // denials.
             for part in others {
-                let peeked = self.refuse_part(&check.parts()[part].subjects, cost, deadline).await;
+                let peeked = self.refuse_part(&check.parts()[part].subjects).await;
                 check.refused(part, peeked);
             }
         } else {
             let mut checks = JoinSet::new();
             for part in others {
-                let (slots, subjects) = (Arc::clone(self), check.parts()[part].subjects.clone());
-                checks.spawn(async move { (part, slots.decide_part(subjects, cost, deadline).await) });
+                let (request, subjects) = (self.clone(), check.parts()[part].subjects.clone());
+                checks.spawn(async move { (part, request.check_part(&subjects).await) });
             }
             while let Some(checked) = checks.join_next().await {
                 match checked {
@@ -71,60 +64,38 @@ impl SlotCalls {
                 }
             }
         }
-        let (outcome, refunds) = check.end(cost, SOON_US);
-        self.send_refunds(refunds, cost, asked);
+        let (outcome, refunds) = check.end(self.cost, SOON_US);
+        self.send_refunds(refunds, asked);
         outcome
     }
 
     /// Decides in each slot separately, one after the other.
-    pub(super) async fn on_each_slot(
-        &self,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Failure> {
+    pub(super) async fn on_each_slot(&self, subjects: &Subjects) -> Result<Answers, Failure> {
         let parts = self.parts(subjects);
         let mut answers = none_of(&parts);
         for part in parts {
-            let decided = self.call_one(&part.subjects, cost, deadline).await?;
+            let decided = self.decide_part(&part.subjects).await?;
             put(&mut answers, &part, decided);
         }
         answers.into_iter().collect::<Option<_>>().ok_or_else(missing)
     }
 
-    /// Decides one request on subjects of one slot.
-    async fn call_one(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Failure> {
-        let last_failure = LastFailure::default();
-        // Boxed, because rustc limits how deep futures may nest in those of a caller.
-        let answers = Box::pin(self.calls.call(subjects, &[cost], None, deadline, &last_failure)).await?;
-        Ok(answers.into_iter().next().unwrap_or_default())
+    /// Checks subjects of one slot.
+    async fn check_part(&self, subjects: &Subjects) -> Result<Answers, Failure> {
+        let answers = self.batcher.decide(subjects, self.cost, self.deadline).await?;
+        self.denial_rates.record(subjects, &answers);
+        Ok(answers)
     }
 
-    /// Decides subjects of one slot; checks share a call with other checks of the same keys.
-    pub(super) async fn decide_part(
-        self: &Arc<Self>,
-        subjects: Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Failure> {
-        let batched = self.batcher.as_ref().filter(|_| subjects.may_be_batched());
-        let answers = match batched {
-            Some(batcher) => batcher.check(&self.calls, subjects.clone(), cost, deadline).await?,
-            None => self.call_one(&subjects, cost, deadline).await?,
-        };
-        self.denials.record(&subjects, &answers);
-        Ok(answers)
+    /// Decides subjects of one slot by a call of their own.
+    async fn decide_part(&self, subjects: &Subjects) -> Result<Answers, Failure> {
+        self.batcher.calls.decide_alone(subjects, self.cost, self.deadline).await
     }
 
     /// Peeks at subjects of one slot for a request that another slot denied, and charges those that
     /// count denials.
-    pub(super) async fn refuse_part(
-        &self,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Failure> {
-        let mut answers = self.call_one(&subjects.with_verb(Verb::Peek), cost, deadline).await?;
+    pub(super) async fn refuse_part(&self, subjects: &Subjects) -> Result<Answers, Failure> {
+        let mut answers = self.decide_part(&subjects.with_verb(Verb::Peek)).await?;
         let (mut positions, mut counted) = (Vec::new(), Subjects(SmallVec::new()));
         for (position, subject) in subjects.0.iter().enumerate() {
             if subject.part.excess == Excess::Count {
@@ -135,8 +106,8 @@ impl SlotCalls {
         if counted.0.is_empty() {
             return Ok(answers);
         }
-        let charged = self.call_one(&counted.with_verb(Verb::Penalize), cost, deadline).await?;
-        let peeked = self.call_one(&counted.with_verb(Verb::Peek), cost, deadline).await?;
+        let charged = self.decide_part(&counted.with_verb(Verb::Penalize)).await?;
+        let peeked = self.decide_part(&counted.with_verb(Verb::Peek)).await?;
         for (position, (charged, peeked)) in positions.into_iter().zip(charged.into_iter().zip(peeked)) {
             answers[position] = match answers[position].verdict {
                 Verdict::Allow => charged,
@@ -148,34 +119,33 @@ impl SlotCalls {
 
     /// Refunds the charges of these parts since `asked`. See [`Self::send_refunds`].
     pub(super) fn refund_parts(
-        self: &Arc<Self>,
+        &self,
         charged: &[SlotPart],
         answers: &mut [Option<Decision>],
-        cost: u64,
         asked: Instant,
     ) {
-        self.send_refunds(check::refunds(charged.iter(), answers, cost, SOON_US), cost, asked);
+        self.send_refunds(check::refunds(charged.iter(), answers, self.cost, SOON_US), asked);
     }
 
     /// Refunds charges made since `asked`, in the background and past the deadline: a request that
     /// was not admitted must not stay charged. A charge that may have expired is not refunded, as
     /// that would remove charges of other requests.
-    fn send_refunds(self: &Arc<Self>, mut refunds: Vec<SlotRefund>, cost: u64, asked: Instant) {
+    fn send_refunds(&self, mut refunds: Vec<SlotRefund>, asked: Instant) {
         if refunds.is_empty() {
             return;
         }
         refunds.sort_by_key(|refund| refund.counts_us);
-        let slots = Arc::clone(self);
+        let (calls, cost) = (Arc::clone(&self.batcher.calls), self.cost);
         let patience = instant() + REFUND_DEADLINE;
         tokio::spawn(async move {
             for SlotRefund { subjects, counts_us } in refunds {
                 let counts = asked.checked_add(Duration::from_micros(counts_us)).unwrap_or(patience);
                 // A refund that fails stays charged for its window: less is admitted, never more.
                 let refund = subjects.with_verb(Verb::Refund);
-                let _ = slots.call_one(&refund, cost, patience.min(counts)).await;
+                let _ = calls.decide_alone(&refund, cost, patience.min(counts)).await;
             }
             // Denials that were cached meanwhile may be out of date.
-            slots.calls.denials.invalidate(patience).await;
+            calls.denials.invalidate(patience).await;
         });
     }
 
@@ -183,7 +153,7 @@ impl SlotCalls {
     pub(super) fn parts(&self, subjects: &Subjects) -> Vec<SlotPart> {
         let mut by_slot = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            by_slot.entry(self.calls.client.slot(&subject.name)).or_default().push(at);
+            by_slot.entry(self.batcher.calls.client.slot(&subject.name)).or_default().push(at);
         }
         let part =
             |positions: SmallVec<[usize; 2]>| SlotPart { subjects: subjects.at(&positions), positions };
@@ -196,7 +166,7 @@ const REFUND_DEADLINE: Duration = Duration::from_secs(2);
 /// Charges that may cease to count before that are refunded apart from the others, and first.
 const SOON_US: u64 = 2_000_000;
 
-/// How often each policy has denied recently. The slot that is most likely to deny is charged
+/// How often each policy has denied such requests recently. The slot that is most likely to deny is charged
 /// first, so that few charges must be refunded. Policies may share a rate; no decision depends on
 /// it.
 #[derive(Debug)]

@@ -27,15 +27,15 @@ use crate::admin::{claim, control_document, inspect, instances, scan, self_test,
 use crate::batch::Batcher;
 use crate::call::{Answers, MOST, Subjects};
 use crate::calls::{Calls, Counts, EXPIRY_US};
+use crate::denial_cache::DenialTicket;
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
 use crate::names::Names;
 use crate::options::{RedisOptions, invalid_options};
 use crate::server_time::{ClockJumps, ServerTimes};
-use crate::spread::check::Undecided;
-use crate::spread::{DenialRates, SlotCalls};
+use crate::spread::{DenialRates, SpreadRequest, Undecided};
 use crate::ticket_secret::TicketSecrets;
-use crate::{holds, mixed, spread};
+use crate::{holds, mixed};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -58,7 +58,8 @@ use crate::{holds, mixed, spread};
 #[derive(Debug)]
 pub struct RedisStore {
     pub(crate) calls: Arc<Calls>,
-    slots: Arc<SlotCalls>,
+    pub(crate) batcher: Batcher,
+    denial_rates: Arc<DenialRates>,
     seen: LastCounts,
     tickets: TicketSecrets,
     options: RedisOptions,
@@ -107,11 +108,8 @@ impl RedisStore {
             counts: Counts::default(),
         });
         Ok(Self {
-            slots: Arc::new(SlotCalls {
-                calls: Arc::clone(&calls),
-                batcher: options.batches_checks.then(Batcher::default),
-                denials: DenialRates::default(),
-            }),
+            batcher: Batcher::new(Arc::clone(&calls), options.batches_checks),
+            denial_rates: Arc::default(),
             calls,
             seen: LastCounts::default(),
             tickets: TicketSecrets::new(options.names.ticket_key()),
@@ -125,88 +123,23 @@ impl RedisStore {
         subjects
     }
 
-    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
-        let deadline = self.calls.deadline();
-        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        let subjects = self.subjects(charges);
+    /// The cached answer to a check, or to a peek at blocked keys; otherwise the ticket for the
+    /// answer of its call.
+    fn cached(&self, subjects: &Subjects, cost: u64) -> Result<Answers, DenialTicket> {
         let denials = &self.calls.denials;
-        if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
-            // Denials cached before the refund arrives must not outlive it.
-            denials.cache.clear();
-            let answers = self.decide(&subjects, cost, deadline).await;
-            denials.invalidate(deadline).await;
-            return answers;
-        }
-        // Waiters must notice settlements by other instances.
-        let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
-        if self.options.caches_denials && subjects.may_be_cached() && !is_waiting() {
-            return self.decide_cached(&subjects, cost, deadline).await;
-        }
-        let answers = self.decide(&subjects, cost, deadline).await;
-        for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
-            denials.cache.release(&subject.name, instant());
-        }
-        answers
+        denials.subscribe();
+        let answers = denials.cache.answer(subjects, cost, instant())?;
+        self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+        Ok(answers)
     }
 
-    async fn decide_cached(
-        &self,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Undecided> {
-        let Denials { cache, .. } = &*self.calls.denials;
-        self.calls.denials.subscribe();
-        match cache.answer(subjects, cost, instant()) {
-            Ok(answers) => {
-                self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-                Ok(answers)
-            }
-            Err(ticket) => {
-                let answers = self.decide(subjects, cost, deadline).await?;
-                cache.insert(subjects, cost, &answers, ticket);
-                Ok(answers)
-            }
+    /// The request, if its keys are in several slots.
+    fn spread(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Option<SpreadRequest> {
+        if self.calls.are_in_one_slot(subjects) {
+            return None;
         }
-    }
-
-    /// Decides subjects in any slots.
-    ///
-    /// With several slots, a separate task makes the charges: a caller who gives up must not leave
-    /// only some of them charged.
-    async fn decide(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Undecided> {
-        let parts = self.slots.parts(subjects);
-        if parts.len() == 1 {
-            return Ok(self.slots.decide_part(subjects.clone(), cost, deadline).await?);
-        }
-        let slots = Arc::clone(&self.slots);
-        let decided = match subjects.only_verb() {
-            Some(Verb::Peek | Verb::Refund | Verb::Penalize) => {
-                return Ok(slots.on_each_slot(subjects, cost, deadline).await?);
-            }
-            Some(Verb::Check) => tokio::spawn(async move { slots.check_parts(parts, cost, deadline).await }),
-            None => {
-                let subjects = subjects.clone();
-                tokio::spawn(async move { mixed::in_steps(&slots, &subjects, cost, deadline).await })
-            }
-        };
-        decided.await.unwrap_or_else(|_| Err(spread::ended().into()))
-    }
-
-    /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
-    /// checked without the idempotency key.
-    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
-        let deadline = self.calls.deadline();
-        let subjects = self.subjects(charges);
-        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        let slot = self.calls.slot(&subjects);
-        if subjects.0.iter().any(|subject| self.calls.client.slot(&subject.name) != slot) {
-            return self.apply_charges(charges).await;
-        }
-        let once = self.options.names.once(&subjects.keys(), &subjects.what(cost), id);
-        let unread = LastFailure::default();
-        let answers = self.calls.call(&subjects, &[cost], Some(&once), deadline, &unread).await?;
-        Ok(answers.into_iter().next().unwrap_or_default())
+        let (batcher, denial_rates) = (self.batcher.clone(), Arc::clone(&self.denial_rates));
+        Some(SpreadRequest { batcher, denial_rates, cost, deadline })
     }
 
     /// A hold without a ticket could never be settled.
@@ -397,19 +330,69 @@ impl RedisStore {
 
 impl SharedStore for RedisStore {
     async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         self.require_ticket_secret(charges).await.map_err(undecided)?;
-        self.apply_charges(charges).await.map_err(undecided)
+        let deadline = self.calls.deadline();
+        let subjects = self.subjects(charges);
+        let denials = &self.calls.denials;
+        let is_refund = charges.iter().any(|charge| charge.part.verb == Verb::Refund);
+        if is_refund {
+            // Denials cached before the refund arrives must not outlive it.
+            denials.cache.clear();
+        }
+        // Waiters must notice settlements by other instances.
+        let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
+        let is_cached = self.options.caches_denials && subjects.may_be_cached() && !is_waiting();
+        let ticket = match is_cached.then(|| self.cached(&subjects, cost)) {
+            Some(Ok(answers)) => return Ok(answers),
+            Some(Err(ticket)) => Some(ticket),
+            None => None,
+        };
+        let decided = match self.spread(&subjects, cost, deadline) {
+            None => self.batcher.decide(&subjects, cost, deadline).await.map_err(undecided),
+            Some(request) => mixed::decide(request, &subjects).await.map_err(undecided),
+        };
+        if let (Some(ticket), Ok(answers)) = (ticket, &decided) {
+            denials.cache.insert(&subjects, cost, answers, ticket);
+        }
+        for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
+            denials.cache.release(&subject.name, instant());
+        }
+        if is_refund {
+            denials.invalidate(deadline).await;
+        }
+        decided
     }
 
+    /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
+    /// checked without the idempotency key.
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
+        let subjects = self.subjects(charges);
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        if !self.calls.are_in_one_slot(&subjects) {
+            return self.apply(charges).await;
+        }
         self.require_ticket_secret(charges).await.map_err(undecided)?;
-        self.check_charges_once(charges, id).await.map_err(undecided)
+        let once = self.options.names.once(&subjects.keys(), &subjects.what(cost), id);
+        let (deadline, unread) = (self.calls.deadline(), LastFailure::default());
+        let answers = self.calls.call(&subjects, &[cost], Some(&once), deadline, &unread).await;
+        Ok(answers.map_err(undecided)?.into_iter().next().unwrap_or_default())
     }
 
     async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let deadline = self.calls.deadline();
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        self.decide_cached(&self.subjects(charges), cost, deadline).await.map_err(undecided)
+        let subjects = self.subjects(charges);
+        let ticket = match self.cached(&subjects, cost) {
+            Ok(answers) => return Ok(answers),
+            Err(ticket) => ticket,
+        };
+        let answers = match self.spread(&subjects, cost, deadline) {
+            None => self.batcher.decide(&subjects, cost, deadline).await.map_err(undecided)?,
+            Some(request) => mixed::decide(request, &subjects).await.map_err(undecided)?,
+        };
+        self.calls.denials.cache.insert(&subjects, cost, &answers, ticket);
+        Ok(answers)
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, StoreFailure> {

@@ -74,6 +74,7 @@ pub mod internal {
     pub use crate::policy_reset::{Place, ResetCounts};
     pub use crate::quota::QuotaFields;
     pub use crate::store::poll_once;
+    pub use crate::store::set_table::SetTable;
     pub use crate::ticket::TicketPart;
     pub use crate::time::{SECOND_US, instant, jitter, micros, millis_ceil, monotonic, secs_ceil};
 }

@@ -36,6 +36,7 @@ mod holds;
 mod idempotency;
 mod key_state;
 pub(crate) mod memory;
+pub(crate) mod set_table;
 pub(crate) mod shared;
 
 pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};

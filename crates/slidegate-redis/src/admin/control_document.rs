@@ -144,7 +144,8 @@ pub(crate) async fn write_document(
     let unread = LastFailure::default();
     let script = &calls.scripts().control_document;
     let call = Call { script, keys: &[KEY.to_vec()], args: &args, native: None };
-    let written = calls.run(call, ReplyBound::SMALL, deadline, &unread).await? == Value::Int(1);
+    let written =
+        calls.reply(calls.client.run(call, ReplyBound::SMALL, deadline, &unread).await)? == Value::Int(1);
     if written {
         calls.denials.publish_control_document(deadline).await;
     }

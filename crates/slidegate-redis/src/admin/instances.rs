@@ -61,7 +61,9 @@ pub(crate) async fn count(calls: &Calls, record: Option<&[u8]>) -> Result<u64, F
     }
     let slot = calls.client.slot(&keys[0]);
     let call = Call { script: &calls.scripts().instances, keys: &keys, args: &args, native: None };
-    let counted = calls.run(call, ReplyBound::SMALL, instant() + PATIENCE, &LastFailure::default()).await?;
+    let counted = calls.reply(
+        calls.client.run(call, ReplyBound::SMALL, instant() + PATIENCE, &LastFailure::default()).await,
+    )?;
     let numbers = match &counted {
         Value::Array(both) => both.iter().map(number).collect::<Option<Vec<_>>>().unwrap_or_default(),
         _ => Vec::new(),
@@ -89,7 +91,7 @@ pub(crate) async fn records(calls: &Calls) -> Result<Vec<InstanceRecord>, Failur
         let script = &calls.scripts().instance_records;
         let call = Call { script, keys: &keys, args: &args, native: None };
         let bound = ReplyBound::of(keys.len() * (MAX_RECORD + 32));
-        let replied = calls.run(call, bound, deadline, &LastFailure::default()).await?;
+        let replied = calls.reply(calls.client.run(call, bound, deadline, &LastFailure::default()).await)?;
         let replied = items(replied).map_err(|unreadable| malformed(&unreadable.0))?;
         records.extend(ids.iter().zip(replied).filter_map(|(id, record)| match record {
             Value::BulkString(record) if !record.is_empty() => {

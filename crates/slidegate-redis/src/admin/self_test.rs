@@ -112,7 +112,7 @@ async fn test_commands(calls: &Calls, key: &[u8], deadline: Instant) -> Result<b
     let (keys, args) = ([key.to_vec(), Names::usage(key)], [millis_ceil(WINDOW).to_string().into_bytes()]);
     let call = Call { script: &calls.scripts().self_test, keys: &keys, args: &args, native: None };
     let last_failure = LastFailure::default();
-    let reply = calls.run(call, ReplyBound::SMALL, deadline, &last_failure).await?;
+    let reply = calls.reply(calls.client.run(call, ReplyBound::SMALL, deadline, &last_failure).await)?;
     let refused = items(reply).map_err(|unreadable| {
         failed(calls, key, FailureKind::Malformed, &format!("replied {} to the self-test", unreadable.0))
     })?;

@@ -10,7 +10,7 @@ pub(crate) const THREAT_TESTS: &[(&str, &[&str])] = &[
         "slidegate/tests/behaviour/evicted.rs::a_flood_lets_no_key_start_again_and_denies_few_that_are_new",
     ]),
     ("floods of denials or idempotency keys", &[
-        "slidegate-redis/src/denial_cache.rs::a_denial_costs_a_full_cache_as_little_as_an_empty_one",
+        "slidegate/src/store/set_table.rs::a_full_table_has_sets_of_bounded_size_and_is_cleared_in_one_step",
         "slidegate/src/store/idempotency.rs::a_flood_of_ids_forgets_the_oldest_and_keeps_the_newest",
     ]),
     ("checks of a blocked key, to load Redis", &[

@@ -3,43 +3,22 @@
 //! Without it, a failing store would hand out every limit again. With it, an exhausted key stays
 //! denied until its wait ends, and other keys get the smaller of their share and what remained.
 //!
-//! The table is set-associative, of fixed size, with a lock per set. An entry is valid until
-//! nothing of the key counts in the store.
-
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+//! An entry is valid until nothing of the key counts in the store.
 
 use crate::charge::{Charge, OnStoreError};
 use crate::decision::{Decision, DecisionSource, Waits};
 use crate::key::{HashSeed, KeyId};
+use crate::store::set_table::SetTable;
 use crate::time::Timestamp;
 
-/// Entries per set, compared one by one.
-const WAYS: usize = 8;
-/// Number of sets, a power of two: with [`WAYS`], 65,536 keys in 5 MB, allocated when the first key
-/// is recorded. As many denials are cached.
-const SETS: usize = 8192;
-
-/// Last known usage of keys.
+/// Last known usage of 65,536 keys, each by its policy: 5 MB, allocated when the first key is
+/// recorded. As many denials are cached.
 #[derive(Debug, Default)]
-pub(super) struct LastKnown {
-    sets: OnceLock<Box<[Mutex<Set>]>>,
-    /// Incremented when all entries are forgotten.
-    generation: AtomicU64,
-}
+pub(super) struct LastKnown(SetTable<(u32, KeyId), Usage>);
 
-#[derive(Debug, Default)]
-struct Set {
-    /// [`LastKnown::generation`] of these entries.
-    generation: u64,
-    entries: [Entry; WAYS],
-}
-
-/// One key. Unused if `ends` has passed.
-#[derive(Debug, Clone, Copy, Default)]
-struct Entry {
-    policy: u32,
-    id: KeyId,
+/// The usage of one key.
+#[derive(Debug, Clone, Copy)]
+struct Usage {
     /// Under the limit at that time.
     remaining: u64,
     /// Valid under any limit: policies may change while the store is unavailable.
@@ -62,7 +41,7 @@ pub(super) struct Remainder {
 
 impl LastKnown {
     /// Records the store's decisions on these charges. Takes one lock and at most eight comparisons
-    /// each, and allocates only once.
+    /// each.
     ///
     /// Skips cached denials: they repeat an earlier reply, and their waits count from when the
     /// question was sent, so they may end before the store's.
@@ -77,20 +56,23 @@ impl LastKnown {
             charge.on_store_error == OnStoreError::Local && decision.source == DecisionSource::Store
         };
         for (charge, decision) in charges.iter().zip(decisions).filter(is_of_store) {
-            let (id, policy) = (charge.key.id(secret), charge.number);
+            let key = (charge.number, charge.key.id(secret));
             let later = |us: u64| Timestamp::from_micros(now.as_micros().saturating_add(us));
             let waits = decision.waits;
             let waits_to_fit = decision.is_denied() && waits.retry_us != Waits::NEVER;
-            let entry = Entry {
-                policy,
-                id,
+            let usage = Usage {
                 remaining: decision.remaining,
                 used: decision.used,
                 fits_later: if waits_to_fit { charge.part.asks() } else { 0 },
                 wait_ends: if waits_to_fit { later(waits.retry_us) } else { now },
                 ends: later(waits.reset_us),
             };
-            self.set(secret.place_of(id, policy)).record(entry, now);
+            let mut set = self.0.set(place_of(key, secret));
+            // A key without counted usage needs no entry.
+            if usage.ends > now || set.get_mut(key).is_some() {
+                // Usage with most remaining matters least, after usage that has ended.
+                set.insert(key, usage, |one| (one.ends > now, u64::MAX - one.remaining, one.ends));
+            }
         }
     }
 
@@ -101,62 +83,29 @@ impl LastKnown {
         secret: &HashSeed,
         now: Timestamp,
     ) -> Option<Remainder> {
-        // Nothing was recorded yet.
-        self.sets.get()?;
-        let (id, policy) = (charge.key.id(secret), charge.number);
-        let set = self.set(secret.place_of(id, policy));
-        let entry = set.entries.iter().find(|entry| entry.is_of(policy, id) && entry.ends > now)?;
+        if self.0.is_unused() {
+            return None;
+        }
+        let key = (charge.number, charge.key.id(secret));
+        let mut set = self.0.set(place_of(key, secret));
+        let usage = *set.get_mut(key).filter(|usage| usage.ends > now)?;
         let us = |until: Timestamp| until.as_micros().saturating_sub(now.as_micros());
-        let remaining = charge.quota.capacity().saturating_sub(entry.used);
-        Some(if entry.wait_ends > now {
-            Remainder { cost: remaining, more_in_us: us(entry.wait_ends) }
+        let remaining = charge.quota.capacity().saturating_sub(usage.used);
+        Some(if usage.wait_ends > now {
+            Remainder { cost: remaining, more_in_us: us(usage.wait_ends) }
         } else {
-            Remainder { cost: remaining.max(entry.fits_later), more_in_us: us(entry.ends) }
+            Remainder { cost: remaining.max(usage.fits_later), more_in_us: us(usage.ends) }
         })
     }
 
-    /// Forgets all keys in one step: sets are cleared when they are next used.
+    /// Forgets all keys in one step.
     pub(super) fn forget_all(&self) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// The set of a key, cleared if it was forgotten.
-    fn set(&self, place: u64) -> MutexGuard<'_, Set> {
-        let sets = self.sets.get_or_init(|| (0..SETS).map(|_| Mutex::default()).collect());
-        #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
-        let at = place as usize & (SETS - 1);
-        let mut set = sets[at].lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = self.generation.load(Ordering::SeqCst);
-        if set.generation != generation {
-            *set = Set { generation, ..Set::default() };
-        }
-        set
+        self.0.clear();
     }
 }
 
-impl Set {
-    /// Replaces the entry of the key, else an expired one, else the one with most remaining, which
-    /// matters least. A key without counted usage needs no entry.
-    fn record(&mut self, entry: Entry, now: Timestamp) {
-        let same = self.entries.iter().position(|one| one.is_of(entry.policy, entry.id));
-        let counts = entry.ends > now;
-        let worth = |at: &usize| {
-            let one = &self.entries[*at];
-            (one.ends > now, u64::MAX - one.remaining, one.ends)
-        };
-        let at = match same {
-            Some(at) => at,
-            None if counts => (0..WAYS).min_by_key(worth).expect("a set has entries"),
-            None => return,
-        };
-        self.entries[at] = entry;
-    }
-}
-
-impl Entry {
-    fn is_of(&self, policy: u32, id: KeyId) -> bool {
-        self.policy == policy && self.id == id
-    }
+fn place_of((policy, id): (u32, KeyId), secret: &HashSeed) -> u64 {
+    secret.place_of(id, policy)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::quota::{ChangedPolicy, Quota};
 use crate::store::memory::{MemoryStore, Requote};
 use crate::store::with_denials;
-use crate::time::{jitter, micros};
+use crate::time::{Timestamp, jitter, micros};
 use crate::verb::Role;
 
 /// Decides without the shared store.
@@ -59,8 +59,9 @@ impl LocalDecisions {
         let share = |quota: &Quota| quota.share(instances);
         let known_at = self.memory.now();
         let remainder = |charge: &Charge<'_>| {
-            let is_local = charge.on_store_error == OnStoreError::Local;
-            is_local.then(|| self.last_known.remainder(charge, self.memory.secret(), known_at)).flatten()
+            is_local(charge)
+                .then(|| self.last_known.remainder(charge, self.memory.secret(), known_at))
+                .flatten()
         };
         let remainders: SmallVec<[Option<Remainder>; 4]> = charges.iter().map(remainder).collect();
         let shares: SmallVec<[(Quota, Option<Quota>); 4]> = charges
@@ -72,11 +73,7 @@ impl LocalDecisions {
                 (quota, charge.instead_of.map(share))
             })
             .collect();
-        let left = with_denials(charges, |at| {
-            let Charge { part, .. } = &charges[at];
-            charges[at].on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
-        });
-        let is_local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
+        let left = with_denials(charges, |at| denies_blindly(&charges[at]));
         // Where a request of those that deny together is let through, they cannot deny.
         let lets_through = |charge: &Charge<'_>| charge.part.role == Role::Together && !is_local(charge);
         let cannot_deny_together = left.iter().any(lets_through);
@@ -89,41 +86,42 @@ impl LocalDecisions {
         }
         let mut local = self.memory.apply(&local).decisions.into_iter();
         let now = self.memory.wall_time();
-        charges
-            .iter()
-            .zip(&remainders)
-            .map(|(charge, left)| {
-                let limit = charge.quota.capacity();
-                let blind = |verdict, source, retry_us| Decision {
-                    verdict,
-                    remaining: if verdict == Verdict::Allow { limit } else { 0 },
-                    source,
-                    waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
-                    ..Decision::unused(limit, now)
-                };
-                match charge.on_store_error {
-                    OnStoreError::Local => {
-                        let decision = local.next().expect("the memory decides every charge it is given");
-                        let decision = Decision { source: DecisionSource::Local, ..decision };
-                        match left {
-                            Some(left) => within(decision, *left, &share(charge.quota), charge),
-                            None => decision,
-                        }
-                    }
-                    OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
-                    // A cost of 0 cannot be denied. A refund or a penalty is lost and reports that
-                    // it moved nothing.
-                    OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
-                        blind(Verdict::Allow, DecisionSource::Deny, 0)
-                    }
-                    OnStoreError::Deny => {
-                        let wait = jitter(MIN_WAIT, MAX_WAIT);
-                        blind(Verdict::Deny, DecisionSource::Deny, micros(wait))
-                    }
-                }
-            })
-            .collect()
+        let decide = |(charge, left): (&Charge<'_>, &Option<Remainder>)| {
+            if !is_local(charge) {
+                return blind(charge, now);
+            }
+            let decision = local.next().expect("the memory decides every charge it is given");
+            let decision = Decision { source: DecisionSource::Local, ..decision };
+            left.map_or(decision, |left| within(decision, left, &share(charge.quota), charge))
+        };
+        charges.iter().zip(&remainders).map(decide).collect()
     }
+}
+
+fn is_local(charge: &Charge<'_>) -> bool {
+    charge.on_store_error == OnStoreError::Local
+}
+
+/// Whether the fallback denies without knowing usage. A cost of 0 cannot be denied. A refund or a
+/// penalty is lost and reports that it moved nothing.
+fn denies_blindly(charge: &Charge<'_>) -> bool {
+    charge.on_store_error == OnStoreError::Deny && charge.part.verb.is_question() && charge.part.cost > 0
+}
+
+/// The decision of a fallback that does not know usage.
+fn blind(charge: &Charge<'_>, now: Timestamp) -> Decision {
+    let limit = charge.quota.capacity();
+    let (verdict, remaining, retry_us) = if denies_blindly(charge) {
+        (Verdict::Deny, 0, micros(jitter(MIN_WAIT, MAX_WAIT)))
+    } else {
+        (Verdict::Allow, limit, 0)
+    };
+    let source = match charge.on_store_error {
+        OnStoreError::Deny => DecisionSource::Deny,
+        _ => DecisionSource::Allow,
+    };
+    let waits = Waits { retry_us, reset_us: 0, frees_us: 0 };
+    Decision { verdict, remaining, source, waits, ..Decision::unused(limit, now) }
 }
 
 /// The decision on a key of which at most `left` may be taken: its limit is still the share, and a
