@@ -307,7 +307,7 @@ impl Observer {
 
     /// A policy's counts. `None` if it was never active.
     pub(crate) fn counts(&self, policy: &str) -> Option<Counts> {
-        self.registry.load().by_name(policy).map(|policy| policy.options().counts)
+        self.registry.load().by_name(policy).map(|policy| policy.counts())
     }
 
     /// Allowed and denied checks, over all policies.
