@@ -1,17 +1,17 @@
-//! Files of other limiters: recognised to suggest a policy, but never accepted.
+//! Files of other limiters, recognized to suggest a policy but never accepted.
 //!
 //! A guess could enforce the wrong limit: the same word is a count in one limiter and a rate in
 //! another, and the same number is seconds in one and milliseconds in another.
 
+use lined_config::{Excerpt, Node, Position, Value, plain, quoted};
 use slidegate::{Quota, format_window};
-use slidegate_config::foreign::{algorithm, plain};
+use slidegate_config::foreign::algorithm;
 use slidegate_config::policies::MINIMAL;
 use slidegate_config::values::{is_attribute_name, safe_name};
-use slidegate_config::yaml::{Excerpt, Node, Position, Value, quoted};
 
 use crate::envoy::rule::Unit;
 
-/// Recognises a file of another limiter. Returns the position and how to fix it.
+/// Recognizes a file of another limiter. Returns the position and the fix.
 pub(super) fn recognise(root: &Node) -> Option<(Position, String)> {
     rate_limiter(root).or_else(|| envoy(root))
 }
