@@ -20,7 +20,7 @@ when: {path: /login} | match matches if condition conditions filter
 name: per-user | id identifier
 key: alice | identifier value id
 overrides: {alice: 1000} | exceptions override
-policies: [{name: per-user, scope: [user], limit: 100, window: 60s}] | limits rules rate_limits ratelimits policy
+policies: [{name: per-user, scope: [user], limit: 100, window: 60s}] | limits rules rate_limits ratelimits rate_limiter policy
 server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace drain_delay
 listen: 127.0.0.1:7979 | host port bind address
 redis: redis://127.0.0.1:6379 | url uri host address redis_url
@@ -39,8 +39,7 @@ addresses: [ip] | ip ips address
 ";
 
 /// Our algorithm for another limiter's name.
-#[must_use]
-pub fn algorithm(theirs: &str) -> Option<Algorithm> {
+pub(crate) fn algorithm(theirs: &str) -> Option<Algorithm> {
     let theirs = plain(theirs).replace('_', "-");
     let ours = match theirs.as_str() {
         "sliding-window-log" | "sliding-window-logging" | "moving-window" | "rolling-window" | "exact" => {

@@ -191,7 +191,11 @@ pub const ATTRIBUTE: Form = Form::new(
     "attribute",
     "the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for \
      example `[user, path]`",
-    |text, _| only_if(is_attribute_name(text), text),
+    |text, _| {
+        let is_odd =
+            |c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '`' | '[' | ']' | '{' | '}');
+        only_if((1..=MAX_ATTRIBUTE_NAME).contains(&text.len()) && !text.contains(is_odd), text)
+    },
 )
 .pattern("^[^\\s,`\\[\\]{}]{1,128}$");
 
@@ -206,16 +210,7 @@ fn is_name_char(c: char) -> bool {
 }
 
 /// A policy name made from a text.
-#[must_use]
-pub fn safe_name(text: &str) -> String {
+pub(crate) fn safe_name(text: &str) -> String {
     let safe = text.chars().map(|c| if is_name_char(c) { c } else { '-' });
     safe.take(slidegate::Policy::MAX_NAME).collect()
-}
-
-/// Whether this can be the name of an attribute in a file.
-#[must_use]
-pub fn is_attribute_name(text: &str) -> bool {
-    let is_odd =
-        |c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '`' | '[' | ']' | '{' | '}');
-    (1..=MAX_ATTRIBUTE_NAME).contains(&text.len()) && !text.contains(is_odd)
 }

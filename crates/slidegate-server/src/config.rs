@@ -23,7 +23,6 @@ mod store;
 mod traces;
 mod webhook;
 
-mod foreign;
 #[cfg(test)]
 mod reference;
 mod schema;

@@ -13,7 +13,7 @@ use slidegate_config::policies::MINIMAL;
 use super::environment::{LISTEN_VARIABLE, Outside, check_names, variable};
 use super::schema::schema;
 use super::values::ADDRESS;
-use super::{Config, FileContent, flag, foreign, secret_files, sections};
+use super::{Config, FileContent, flag, secret_files, sections};
 
 /// The default address of the HTTP interface, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
@@ -58,8 +58,11 @@ impl Config {
     /// Reads a text. `name` begins errors.
     pub(super) fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
         let document = Document::parse(text, name)?;
-        if let Some((position, message)) = foreign::recognise(&document.root) {
-            return Err(ConfigErrors::at(name, position, message));
+        if let (Some(domain), Some(_)) = (document.root.get("domain"), document.root.get("descriptors")) {
+            let message = format!(
+                "this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`; write for example `{MINIMAL}`"
+            );
+            return Err(ConfigErrors::at(name, domain.position, message));
         }
         if let Some(Node { value: Value::Null, is_rejected, .. }) = document.root.get("policies") {
             // Valid if there are other limits.
