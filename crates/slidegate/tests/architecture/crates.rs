@@ -43,7 +43,7 @@ const LINED: &Table = &[
     ("words", &["text", "yaml"]),
     ("schema", &["form", "words"]),
     ("check", &["errors", "schema", "text", "words", "yaml"]),
-    ("section", &["check", "errors", "schema", "text", "words", "yaml"]),
+    ("section", &["check", "errors", "schema", "words", "yaml"]),
     ("document", &["errors", "schema", "section", "yaml"]),
 ];
 
@@ -63,7 +63,7 @@ const CONFIG: &Table = &[
         "policy",
         &["condition", "counts", "escalate", "foreign", "names", "overrides", "quota", "unlikely", "values"],
     ),
-    ("added", &["escalate", "policy"]),
+    ("added", &["policy"]),
     ("text", &["added", "values"]),
     ("policies", &["escalate", "foreign", "policy", "unlikely"]),
 ];
