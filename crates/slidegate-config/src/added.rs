@@ -1,36 +1,18 @@
-//! A policy that is added as JSON while the service runs.
+//! A policy added as JSON while the service runs.
 //!
-//! It is read like a policy of the file, so that it means the same in both.
+//! It is read like a policy of the file, so that both mean the same.
 
+use lined_config::{Excerpt, Findings, Node, Section};
 use serde_json::{Map, Value as Json};
-use slidegate::{Policy, Quota};
 
-use crate::check;
-use crate::errors::Findings;
-use crate::escalate::Escalation;
-use crate::policy::{self, Built, KeysShown, POLICY_FORMS, PolicySpec};
-use crate::section::Section;
-use crate::yaml::{Excerpt, Node};
-
-/// A policy, with its candidate and how its keys are shown.
-#[derive(Debug, Clone)]
-pub struct Added {
-    /// The policy.
-    pub policy: Policy,
-    /// The quota that is evaluated on the same requests.
-    pub candidate: Option<Quota>,
-    /// How its keys are shown.
-    pub keys_shown: KeysShown,
-    /// Which keys the service blocks.
-    pub escalation: Option<Escalation>,
-}
+pub use crate::policy::Added;
+use crate::policy::{self, PolicySpec};
 
 impl Added {
-    /// Reads the keys of a policy of this name. `addresses` are the attributes whose text is an
-    /// address.
+    /// Reads the keys of a policy of this name. `addresses` are the attributes that are addresses.
     ///
     /// # Errors
-    /// In one line: the first mistake, and how many more there are.
+    /// The first mistake and the number of others, in one line.
     pub fn read(name: &str, keys: &Map<String, Json>, addresses: &[String]) -> Result<Self, String> {
         let mut keys = keys.clone();
         match keys.insert("name".to_owned(), name.into()) {
@@ -42,7 +24,7 @@ impl Added {
         Self::read_at(format!("policy `{}`", Excerpt(name)), &keys, addresses)
     }
 
-    /// Reads the keys of a policy, which errors name `place`.
+    /// Reads the keys of a policy. `place` begins errors.
     pub(crate) fn read_at(
         place: String,
         keys: &Map<String, Json>,
@@ -51,13 +33,8 @@ impl Added {
         let node = Node::from(&Json::from(keys.clone()));
         let findings = Findings::default();
         let section = Section::new(&node, place, &findings);
-        let added = check::read(&section, policy::schema(), &POLICY_FORMS, |_| {}).map(
-            |(spec, _): (PolicySpec, _)| {
-                let keys_shown = spec.keys_shown.unwrap_or_default();
-                let Built { policy, candidate, escalation, .. } = spec.build(&section, addresses);
-                Self { policy, candidate, keys_shown, escalation }
-            },
-        );
+        let read = section.read(policy::schema(), |_| {});
+        let added = read.map(|(spec, _): (PolicySpec, _)| spec.build(&section, addresses).0);
         match (findings.messages().as_slice(), added) {
             ([], Some(added)) => Ok(added),
             ([first, more @ ..], _) if !more.is_empty() => Err(format!("{first}; {} more", more.len())),
@@ -70,13 +47,14 @@ impl Added {
 mod tests {
     use super::*;
     use crate::policies::Policies;
+    use crate::policy::KeysShown;
     use serde_json::json;
 
     fn read(keys: &Json) -> Result<Added, String> {
         Added::read("p", keys.as_object().unwrap(), &["ip".to_owned()])
     }
 
-    /// What is tried at run time is written into the file afterwards, and must go on as it was.
+    /// Policies that were tried at run time move to the file and must stay the same.
     #[test]
     fn a_policy_means_the_same_as_json_and_in_the_file() {
         let keys = json!({

@@ -1,19 +1,17 @@
-//! `when:` which requests a policy limits.
+//! The key `when`: which requests a policy limits.
 //!
-//! A plain text means equality. `*` or `?` in it is an error that asks for the intent, and so is a
-//! condition that can never hold.
+//! A plain text means equality. A text with `*` or `?` is ambiguous and rejected, as is a condition
+//! that never holds.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use lined_config::{Excerpt, List, Node, Scalar, Section, quoted};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{Match, request_path::normalized_host};
 
 use crate::overrides::Scope;
-use crate::section::Section;
-use crate::values::{List, Scalar};
-use crate::yaml::{Excerpt, Node, quoted};
 
 /// A value, several values, or a test.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -66,7 +64,7 @@ struct PlainTest {
     present: Option<bool>,
 }
 
-/// The conditions of a policy; those that are invalid are reported.
+/// The conditions of a policy. Reports invalid ones and leaves them out.
 pub(crate) fn matches(
     when: &BTreeMap<String, Condition>,
     scope: &Scope<'_>,
@@ -105,11 +103,11 @@ pub(crate) fn matches(
     conditions
 }
 
-/// The attribute that requests over HTTP have normalized.
+/// The attribute that the HTTP protocols normalize.
 const HOST: &str = "host";
 
-/// Any of these values. Those of a host are as the file has them, for programs that send them so, and
-/// normalized.
+/// A condition that matches any of these values. A host matches as written, for programs that send
+/// it so, and normalized.
 fn one_of_values(name: &str, mut values: Vec<String>) -> Match {
     if name == HOST {
         let spelled = |value: &String| {
@@ -127,10 +125,10 @@ fn parts(node: &Node) -> impl Iterator<Item = &Node> {
     node.elements().iter().chain(node.entries().iter().map(|(_, value)| value))
 }
 
-/// The condition of values, or of a test.
+/// The condition for values (`Ok`) or a test (`Err`).
 ///
 /// # Errors
-/// The error after the name of the attribute.
+/// The rest of the error, after the name of the attribute.
 fn build(
     name: &str,
     is_address: bool,

@@ -1,13 +1,13 @@
-//! What of a request a policy counts: its cost, a cost by name, or weights of costs, and in which unit.
+//! The keys `counts` and `unit`: which cost of a request a policy counts, and its unit.
 
 use std::collections::BTreeMap;
 
+use lined_config::{Form, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{Amount, Counts};
 
-use crate::section::Section;
-use crate::values::{Form, NAME, Parsed, Text};
+use crate::values::{NAME, Parsed, Text, form_of};
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
@@ -26,11 +26,11 @@ pub(crate) enum CountsValue {
 pub(crate) struct Weights(BTreeMap<String, Parsed<Amount>>);
 
 impl Weights {
-    /// The weights, of which those that are too large are reported.
-    pub(crate) fn read(self, section: &Section<'_>) -> Counts {
+    /// The weights. Reports those that are too large.
+    pub(crate) fn read(&self, section: &Section<'_>) -> Counts {
         let Self(weights) = self;
         let counts = section.child("counts");
-        if weights.is_empty() && counts.node.is_none_or(|node| node.entries().is_empty()) {
+        if weights.is_empty() && counts.entries().is_empty() {
             section.invalid("counts", "has no weights; write for example `counts: {input: 0.2, output: 1}`");
         }
         for (name, weight) in weights.iter().filter(|(_, weight)| ***weight > Counts::MAX_WEIGHT.into()) {
@@ -41,33 +41,31 @@ impl Weights {
         if weights.is_empty() {
             return Counts::Cost;
         }
+        let weights = weights.iter();
         Counts::Weighted(
-            weights
-                .into_iter()
-                .map(|(name, weight)| (name, weight.0.min(Counts::MAX_WEIGHT.into())))
-                .collect(),
+            weights.map(|(name, weight)| (name.clone(), weight.0.min(Counts::MAX_WEIGHT.into()))).collect(),
         )
     }
 }
 
-/// The name of a unit of cost.
+/// The unit of a cost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unit(pub(crate) String);
 
 impl Text for Unit {
-    const FORM: Form = Form::of::<Self>(
+    const FORM: Form = form_of::<Self>(
         "unit",
         "`requests`, `tokens`, `input-tokens`, `output-tokens`, or another word of 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `usd`",
     )
     .pattern(NAME.pattern);
 
     fn parse(text: &str) -> Result<Self, String> {
-        (NAME.check)(text).map(Self)
+        NAME.check(text).map(Self)
     }
 }
 
 impl Text for Counts {
-    const FORM: Form = Form::of::<Self>(
+    const FORM: Form = form_of::<Self>(
         "counts",
         "`cost`, `requests`, or the name of a cost, 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `output`",
     )
@@ -77,7 +75,7 @@ impl Text for Counts {
         match text {
             "cost" => Ok(Self::Cost),
             "requests" => Ok(Self::Requests),
-            name => (NAME.check)(name).map(Self::Named),
+            name => NAME.check(name).map(Self::Named),
         }
     }
 }

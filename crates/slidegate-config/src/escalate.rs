@@ -1,15 +1,15 @@
-//! `escalate:` of a policy: after how many denials a key is blocked, and for how long.
+//! The key `escalate`: after how many denials a key is blocked, and for how long.
 
 use std::time::Duration;
 
+use lined_config::{Form, List, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{Quota, clock::parse_window};
 
-use crate::section::Section;
-use crate::values::{Form, List, Parsed, Span, Text};
+use crate::values::{Parsed, Span, Text, form_of};
 
-/// Most denials after which a key is blocked: the time of each is kept.
+/// Maximum number of denials before a block. The time of each is stored.
 const MAX_DENIALS: u64 = 1000;
 
 /// How long a block may last, in milliseconds: 1 s to 366 d.
@@ -18,10 +18,10 @@ type BlockLength = Span<1000, 31_622_400_000>;
 /// After how many denials the service blocks a key, and for how long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Escalation {
-    /// The denials in a time that earn a block.
+    /// How many denials in which time cause a block.
     pub after: Quota,
-    /// How long the first block of a key lasts, the next one, and so on; the last one repeats. Not
-    /// empty, and none is shorter than the one before it.
+    /// Durations of a key's first and later blocks; the last one repeats. Not empty and never
+    /// decreasing.
     pub blocks: Vec<Duration>,
 }
 
@@ -37,13 +37,13 @@ pub(crate) struct EscalateSpec {
     block: List<BlockLength>,
 }
 
-/// A number of denials in any time of a length.
+/// A number of denials within a sliding window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Denials(Quota);
 
 impl Text for Denials {
     const FORM: Form =
-        Form::of::<Self>("denials", "1 to 1000 denials in 1ms to 366d, for example `5 denials in 1m`")
+        form_of::<Self>("denials", "1 to 1000 denials in 1ms to 366d, for example `5 denials in 1m`")
             .pattern(r"^\s*[0-9]+\s+denials?\s+in\s+.+$");
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -59,7 +59,7 @@ impl Text for Denials {
 }
 
 impl EscalateSpec {
-    /// Reports mistakes. `must_not` is why the policy must not have it.
+    /// Builds the escalation and reports mistakes. `must_not` is why the policy must not have one.
     pub(crate) fn build(&self, section: &Section<'_>, must_not: Option<&str>) -> Escalation {
         if let Some(why) = must_not {
             section.invalid("escalate", why);
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::policies::Policies;
 
-    /// A text that is read as another number or time blocks the wrong clients.
+    /// A misread number or duration blocks the wrong clients.
     #[test]
     fn denials_in_a_time_earn_blocks_that_get_longer() {
         let read = |keys: &str| {

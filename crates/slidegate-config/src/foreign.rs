@@ -1,12 +1,14 @@
-//! Words of other limiters: recognised to suggest the right ones, but never accepted.
+//! Words of other limiters, recognized to suggest ours but never accepted.
 //!
 //! A guess could enforce the wrong limit: the same word is a count in one limiter and a rate in
 //! another, and the same number is seconds in one and milliseconds in another.
 
+use lined_config::plain;
 use slidegate::Algorithm;
 
-/// Our keys, each with an example and its names in other limiters.
-const KEYS: &str = "
+/// Our keys, each with an example and its names in other limiters, for
+/// [`Schema::with_synonyms`](lined_config::Schema::with_synonyms).
+pub const KEYS: &str = "
 limit: 100 | max_requests requests_per_unit max count requests points tokens threshold max_hits
 window: 60s | window_size window_ms window_seconds period per interval duration time_window
 burst: 20 | capacity max_burst burst_size bucket_size
@@ -18,7 +20,7 @@ when: {path: /login} | match matches if condition conditions filter
 name: per-user | id identifier
 key: alice | identifier value id
 overrides: {alice: 1000} | exceptions override
-policies: [{name: per-user, scope: [user], limit: 100, window: 60s}] | limits rules rate_limits ratelimits policy
+policies: [{name: per-user, scope: [user], limit: 100, window: 60s}] | limits rules rate_limits ratelimits rate_limiter policy
 server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace drain_delay
 listen: 127.0.0.1:7979 | host port bind address
 redis: redis://127.0.0.1:6379 | url uri host address redis_url
@@ -36,21 +38,8 @@ interval: 1m | every period
 addresses: [ip] | ip ips address
 ";
 
-/// Our key for a key of another limiter, and an example.
-pub(crate) fn key<'k>(theirs: &str, known: &[&'k str]) -> Option<(&'k str, &'static str)> {
-    let theirs = plain(theirs);
-    let meant = |line: &'static str| {
-        let (example, words) = line.split_once(" | ")?;
-        let ours = known.iter().find(|ours| example.split(':').next() == Some(ours))?;
-        let is_meant = words.split(' ').any(|word| word == theirs);
-        is_meant.then_some((*ours, example))
-    };
-    KEYS.lines().find_map(meant)
-}
-
-/// Our algorithm for a name of another limiter.
-#[must_use]
-pub fn algorithm(theirs: &str) -> Option<Algorithm> {
+/// Our algorithm for another limiter's name.
+pub(crate) fn algorithm(theirs: &str) -> Option<Algorithm> {
     let theirs = plain(theirs).replace('_', "-");
     let ours = match theirs.as_str() {
         "sliding-window-log" | "sliding-window-logging" | "moving-window" | "rolling-window" | "exact" => {
@@ -61,14 +50,8 @@ pub fn algorithm(theirs: &str) -> Option<Algorithm> {
         }
         "fixed" | "fixed-window-counter" => Algorithm::FixedWindow,
         "gcra" | "leaky-bucket" | "leaky" | "bucket" => Algorithm::TokenBucket,
-        // Ours with underscores or spaces.
+        // Our own names with underscores or spaces.
         ours => return ours.parse().ok(),
     };
     Some(ours)
-}
-
-/// A word in lower case with underscores, as other limiters are compared.
-#[must_use]
-pub fn plain(word: &str) -> String {
-    word.to_lowercase().replace(['-', ' '], "_")
 }

@@ -1,9 +1,8 @@
 #![doc = include_str!("../README.md")]
 //! # Modules
 //!
-//! [`policies`] reads files, [`added`] one policy and [`text`] a policy in one line. The other modules
-//! read the service's own sections as well: a struct that derives its JSON Schema
-//! ([`schema`], [`values`]) is validated value by value ([`check`]), then across its keys ([`section`]).
+//! [`policies`] reads files, [`added`] one policy and [`text`] a policy in one line. The service reads its
+//! own sections beside [`PolicySections`](policies::PolicySections), with [`lined_config`].
 
 #![forbid(unsafe_code)]
 
@@ -20,11 +19,8 @@ mod counts;
 mod overrides;
 mod unlikely;
 
-pub mod check;
-pub mod errors;
 pub mod foreign;
 pub mod names;
-pub mod schema;
-pub mod section;
 pub mod values;
-pub mod yaml;
+
+pub use lined_config::ConfigErrors;

@@ -1,14 +1,14 @@
-//! Names of policies that the service makes itself: no configured policy may have one of them.
+//! Reserved names: policies that the service creates itself.
 //!
 //! Candidates are named after their policy. The policies of RESP commands that bring their own
 //! quota, such as `CL.THROTTLE`, belong to every policy set while the RESP port is open.
 
 use slidegate::{Policy, PolicySet};
 
-/// The suffix that a candidate's name adds to the name of its policy.
+/// The suffix of a candidate's name, after the name of its policy.
 pub const CANDIDATE: &str = ".candidate";
 
-/// The policy that this one is the candidate of.
+/// The policy whose candidate has this name.
 #[must_use]
 pub fn candidate_of(name: &str) -> Option<&str> {
     name.strip_suffix(CANDIDATE)

@@ -1,22 +1,21 @@
-//! `overrides:` keys of a policy with a quota of their own.
+//! The key `overrides`: keys of a policy with a quota of their own.
 //!
-//! An override inherits what it leaves out from its policy: always the algorithm, and the window
-//! and the burst unless it has its own.
+//! An override inherits the algorithm of its policy, and the window and the burst unless it has its
+//! own.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use lined_config::{Excerpt, Form, List, Scalar, Section, element};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::network::Network;
 use slidegate::{OverridePart, Quota};
 
 use crate::quota::QuotaSpec;
-use crate::section::{Section, element};
-use crate::values::{Form, List, Parsed, Scalar, Text, Window};
-use crate::yaml::Excerpt;
+use crate::values::{Parsed, Text, Window, form_of};
 
-/// What an override has for each attribute of the scope.
+/// One part for each attribute of the scope.
 type Key = Vec<OverridePart>;
 
 /// The word for a key that the policy does not limit.
@@ -27,7 +26,7 @@ pub const UNLIMITED: &str = "unlimited";
 pub(crate) struct Unlimited;
 
 impl Text for Unlimited {
-    const FORM: Form = Form::of::<Self>("unlimited", "`unlimited`").pattern("^unlimited$");
+    const FORM: Form = form_of::<Self>("unlimited", "`unlimited`").pattern("^unlimited$");
 
     fn parse(text: &str) -> Result<Self, String> {
         (text == UNLIMITED).then_some(Self).ok_or_else(String::new)
@@ -56,7 +55,7 @@ pub(crate) struct OwnQuota(Option<Quota>);
 
 impl Text for OwnQuota {
     const FORM: Form =
-        Form::of::<Self>("own-quota", "a limit and a window, for example `100/1m`, or `unlimited`");
+        form_of::<Self>("own-quota", "a limit and a window, for example `100/1m`, or `unlimited`");
 
     fn parse(text: &str) -> Result<Self, String> {
         if text == UNLIMITED { Ok(Self(None)) } else { Quota::parse(text).map(|quota| Self(Some(quota))) }
@@ -89,10 +88,10 @@ pub(crate) struct Override {
     burst: Option<u64>,
 }
 
-/// What a policy counts by, and which attributes are addresses.
+/// The attributes that form a policy's keys, and all attributes that are addresses.
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
-    pub(crate) attributes: Vec<String>,
+    pub(crate) attributes: &'a [String],
     pub(crate) addresses: &'a [String],
 }
 
@@ -104,12 +103,12 @@ impl Scope<'_> {
     /// The key of these values.
     ///
     /// # Errors
-    /// Why the values are not a key.
+    /// The values do not match the scope.
     fn key<'v>(
         &self,
         values: impl IntoIterator<Item = &'v str, IntoIter: ExactSizeIterator>,
     ) -> Result<Key, String> {
-        let (values, attributes) = (values.into_iter(), &self.attributes);
+        let (values, attributes) = (values.into_iter(), self.attributes);
         if values.len() != attributes.len() {
             let (given, expected) = (values.len(), attributes.len());
             return Err(format!(
@@ -120,7 +119,7 @@ impl Scope<'_> {
     }
 }
 
-/// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are
+/// The overrides of a policy. Reports invalid ones and leaves them out. Without `base`, quotas are
 /// not checked.
 pub(crate) fn overrides(
     overrides: &Overrides,
@@ -128,7 +127,7 @@ pub(crate) fn overrides(
     scope: &Scope<'_>,
     policy: &Section<'_>,
 ) -> Vec<(Key, Option<Quota>)> {
-    let attributes = scope.attributes.as_slice();
+    let attributes = scope.attributes;
     match overrides {
         _ if attributes.is_empty() => {
             if !policy.has_rejected(&["scope"]) {
@@ -206,7 +205,7 @@ impl Override {
     }
 }
 
-/// A key's value of one attribute.
+/// The part of a key for one attribute.
 ///
 /// # Errors
 /// Why the value is not valid in a key.
@@ -241,7 +240,7 @@ mod tests {
 
     use crate::policies::tests::policy;
 
-    /// The quota and the capacity that a request meets under a policy.
+    /// The quota that applies to a request, and its capacity.
     fn met(keys: &str, request: &Request<'_>) -> (String, u64) {
         let gate = Gate::new(PolicySet::new([policy(keys)]).unwrap());
         let decisions = gate.peek(request);
@@ -249,7 +248,7 @@ mod tests {
         (quota.to_string(), quota.capacity())
     }
 
-    /// Somebody pays for the limit of an override.
+    /// Customers pay for the limits of overrides.
     #[test]
     fn a_key_meets_its_own_quota_and_all_others_the_policys() {
         let keys = "scope: user, quota: 10/1m, overrides: {alice: 1000, bob: 5/1s, 42: 7}";
@@ -272,7 +271,7 @@ mod tests {
         }
     }
 
-    /// A partner's network, a robot without a limit, and everybody else.
+    /// A partner's network gets more, a monitoring robot has no limit.
     #[test]
     fn keys_may_be_networks_and_unlimited() {
         let limit = |keys: &str, ip: &str| {
@@ -297,8 +296,7 @@ mod tests {
         }
     }
 
-    /// An override that forgot the policy's burst would let its key through at another rate than
-    /// anyone wrote.
+    /// An override without the policy's burst would admit its key at a rate that nobody wrote.
     #[test]
     fn missing_keys_of_an_override_are_those_of_the_policy() {
         let alice = Request::new().with("user", "alice");

@@ -1,17 +1,19 @@
-//! Quotas as users write them: in the file, in JSON, in the control document and on the command
-//! line.
+//! Quotas as users write them, in files, JSON and arguments.
 
 use std::time::Duration;
 
+use lined_config::{Form, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{Algorithm, Calendar, Quota};
 
 use crate::foreign;
-use crate::section::Section;
-use crate::values::{Form, Lease, Parsed, Span, Text, TimeZone, Window};
+use crate::values::{Lease, Parsed, Span, Text, TimeZone, Window, form_of};
 
-/// A quota, or what differs from another one.
+/// A mistake, with its key.
+type Mistake = (&'static str, String);
+
+/// A quota, or its differences from another one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "quota: 200/1m"))]
@@ -47,24 +49,10 @@ pub struct QuotaSpec {
 }
 
 impl QuotaSpec {
-    /// Every key of a quota.
-    const KEYS: [&str; 11] = [
-        "quota",
-        "limit",
-        "window",
-        "time_zone",
-        "anchor",
-        "week_starts",
-        "algorithm",
-        "burst",
-        "slots",
-        "in_flight",
-        "lease",
-    ];
-    /// The default lease of permits: several heartbeats of a usual client.
+    /// The default lease: several heartbeats of a typical client.
     const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-    /// A quota in one text.
+    /// The spec of a quota written as one text.
     #[must_use]
     pub fn text(quota: Quota) -> Self {
         Self { quota: Some(Parsed(quota)), ..Self::default() }
@@ -90,7 +78,7 @@ impl QuotaSpec {
         }
     }
 
-    /// Whether it has no key.
+    /// Whether no key is given.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -110,13 +98,13 @@ impl QuotaSpec {
         self.algorithm.map_or(usual, |algorithm| algorithm.0)
     }
 
-    /// The calendar with its zone, anchor and first day of the week. Reports which of them is invalid.
-    fn calendar(&self, mut calendar: Calendar, mut mistake: impl FnMut(&'static str, String)) -> Calendar {
-        let mut set =
-            |calendar: &mut Calendar, key, changed: Result<Calendar, slidegate::Error>| match changed {
-                Ok(changed) => *calendar = changed,
-                Err(error) => mistake(key, error.to_string()),
-            };
+    /// The calendar with its zone, anchor and first day of the week. Adds what is invalid to `mistakes`.
+    fn calendar(&self, mut calendar: Calendar, mistakes: &mut Vec<Mistake>) -> Calendar {
+        type Changed = Result<Calendar, slidegate::Error>;
+        let mut set = |calendar: &mut Calendar, key, changed: Changed| match changed {
+            Ok(changed) => *calendar = changed,
+            Err(error) => mistakes.push((key, error.to_string())),
+        };
         if let Some(Parsed(TimeZone(zone))) = self.time_zone {
             let changed = calendar.with_time_zone(zone);
             set(&mut calendar, "time_zone", changed);
@@ -132,8 +120,23 @@ impl QuotaSpec {
         calendar
     }
 
-    /// This spec, with what it leaves out taken from `base`. `burst` and `slots` are not taken from
-    /// another algorithm. A `limit` over a base that is in flight is how much may be in flight.
+    /// The keys of a rate, and whether each is given. The last three are those of a calendar.
+    fn rate_keys(&self) -> [(&'static str, bool); 9] {
+        [
+            ("quota", self.quota.is_some()),
+            ("limit", self.limit.is_some()),
+            ("window", self.window.is_some()),
+            ("algorithm", self.algorithm.is_some()),
+            ("burst", self.burst.is_some()),
+            ("slots", self.slots.is_some()),
+            ("time_zone", self.time_zone.is_some()),
+            ("anchor", self.anchor.is_some()),
+            ("week_starts", self.week_starts.is_some()),
+        ]
+    }
+
+    /// This spec, completed by `base`. `burst` and `slots` are only taken from the same algorithm. Over
+    /// a base with `in_flight`, `limit` replaces it.
     #[must_use]
     pub fn over(self, base: &Self) -> Self {
         let mut spec = self;
@@ -168,17 +171,16 @@ impl QuotaSpec {
         spec
     }
 
-    /// The quota of a section. Mistakes are reported, unless they follow from invalid keys.
+    /// The quota. Reports mistakes, unless they follow from invalid keys.
     pub(crate) fn build(&self, section: &Section<'_>) -> Option<Quota> {
-        if section.has_rejected(&Self::KEYS) {
+        let keys = self.rate_keys().map(|(key, _)| key);
+        if section.has_rejected(&keys) || section.has_rejected(&["in_flight", "lease"]) {
             return None;
         }
-        let mistakes = match self.quota() {
-            Ok(quota) => return Some(quota),
-            Err(mistakes) => mistakes,
+        let report = |mistakes: Vec<Mistake>| {
+            mistakes.iter().for_each(|(key, message)| section.report(key, message));
         };
-        mistakes.iter().for_each(|(key, message)| section.report(key, message));
-        None
+        self.quota().map_err(report).ok()
     }
 
     /// The quota of this spec.
@@ -189,64 +191,13 @@ impl QuotaSpec {
         if self.in_flight.is_some() || self.lease.is_some() {
             return self.in_flight_quota();
         }
-        let mut mistakes = Vec::new();
-        let mut mistake = |key: &'static str, message: String| mistakes.push((key, message));
-        if self.quota.is_some() && (self.limit.is_some() || self.window.is_some()) {
-            let message =
-                "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`";
-            mistake("quota", message.to_owned());
-        }
-        let (limit, window, algorithm) = (self.limit(), self.window(), self.algorithm());
-        for (key, is_missing, example) in
-            [("limit", limit.is_none(), "limit: 100"), ("window", window.is_none(), "window: 60s")]
-        {
-            if is_missing {
-                mistake(key, format!("missing {key}: write it, for example `{example}`"));
-            }
-        }
-        for (key, value, reader) in [
-            ("burst", self.burst, Algorithm::TokenBucket),
-            ("slots", self.slots.map(u64::from), Algorithm::SlidingLog),
-        ] {
-            if value == Some(0) {
-                mistake(
-                    key,
-                    format!("invalid {key} `0`: must be at least 1; to deny everything write `limit: 0`"),
-                );
-            }
-            if let Some(value) = value.filter(|_| algorithm != reader) {
-                let message = format!(
-                    "invalid {key} `{value}`: the algorithm is {algorithm} and only {reader} has {key}; leave it out or \
-                     write `algorithm: {reader}`"
-                );
-                mistake(key, message);
-            }
-        }
-        if !matches!(window, None | Some(Window::Calendar(_))) {
-            for (key, is_given) in [
-                ("time_zone", self.time_zone.is_some()),
-                ("anchor", self.anchor.is_some()),
-                ("week_starts", self.week_starts.is_some()),
-            ] {
-                if is_given {
-                    let message = format!(
-                        "invalid {key}: only calendar windows have one; write for example `window: month`, or leave it out"
-                    );
-                    mistake(key, message);
-                }
-            }
-        } else if window.is_some() && algorithm != Algorithm::FixedWindow {
-            let message = format!(
-                "invalid algorithm `{algorithm}`: calendar windows are counted by fixed-window; leave it out, or write the \
-                 length of the window, for example `window: 30d`"
-            );
-            mistake("algorithm", message);
-        }
-        let quota = limit.zip(window).map(|(limit, window)| match window {
+        let (window, algorithm) = (self.window(), self.algorithm());
+        let mut mistakes = self.conflicts(window, algorithm);
+        let quota = self.limit().zip(window).map(|(limit, window)| match window {
             Window::Length(length) => {
-                Quota::new(limit, length).map_err(|error| mistake("window", error.to_string()))
+                Quota::new(limit, length).map_err(|error| mistakes.push(("window", error.to_string())))
             }
-            Window::Calendar(calendar) => Ok(Quota::calendar(limit, self.calendar(calendar, &mut mistake))),
+            Window::Calendar(calendar) => Ok(Quota::calendar(limit, self.calendar(calendar, &mut mistakes))),
         });
         match quota {
             Some(Ok(quota)) if mistakes.is_empty() => {
@@ -258,31 +209,74 @@ impl QuotaSpec {
         }
     }
 
-    /// The quota of this spec, which has a key of those that are in flight.
-    fn in_flight_quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
+    /// Missing keys of a rate, and keys that exclude each other.
+    fn conflicts(&self, window: Option<Window>, algorithm: Algorithm) -> Vec<Mistake> {
+        let mut mistakes = Vec::new();
+        let mut mistake = |key: &'static str, message: String| mistakes.push((key, message));
+        if self.quota.is_some() && (self.limit.is_some() || self.window.is_some()) {
+            let message =
+                "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`";
+            mistake("quota", message.to_owned());
+        }
+        for (key, is_missing, example) in
+            [("limit", self.limit().is_none(), "limit: 100"), ("window", window.is_none(), "window: 60s")]
+        {
+            if is_missing {
+                mistake(key, format!("missing {key}: write it, for example `{example}`"));
+            }
+        }
+        for (key, value, reader) in [
+            ("burst", self.burst, Algorithm::TokenBucket),
+            ("slots", self.slots.map(u64::from), Algorithm::SlidingLog),
+        ] {
+            if value == Some(0) {
+                let message = "must be at least 1; to deny everything write `limit: 0`";
+                mistake(key, format!("invalid {key} `0`: {message}"));
+            }
+            if let Some(value) = value.filter(|_| algorithm != reader) {
+                let message = format!(
+                    "invalid {key} `{value}`: the algorithm is {algorithm} and only {reader} has {key}; leave it out or \
+                     write `algorithm: {reader}`"
+                );
+                mistake(key, message);
+            }
+        }
+        match window {
+            Some(Window::Length(_)) => {
+                for (key, _) in self.rate_keys()[6..].iter().filter(|(_, is_given)| *is_given) {
+                    let fix =
+                        "only calendar windows have one; write for example `window: month`, or leave it out";
+                    mistake(key, format!("invalid {key}: {fix}"));
+                }
+            }
+            Some(Window::Calendar(_)) if algorithm != Algorithm::FixedWindow => {
+                let message = format!(
+                    "invalid algorithm `{algorithm}`: calendar windows are counted by fixed-window; leave it out, or write the \
+                     length of the window, for example `window: 30d`"
+                );
+                mistake("algorithm", message);
+            }
+            _ => {}
+        }
+        mistakes
+    }
+
+    /// The quota of a spec with `in_flight` or `lease`.
+    fn in_flight_quota(&self) -> Result<Quota, Vec<Mistake>> {
         let Some(most) = self.in_flight else {
             let message = "invalid lease: only limits on what is in flight have one; write for example \
                            `in_flight: 20`, or leave it out";
             return Err(vec![("lease", message.to_owned())]);
         };
-        let others = [
-            ("quota", self.quota.is_some()),
-            ("limit", self.limit.is_some()),
-            ("window", self.window.is_some()),
-            ("algorithm", self.algorithm.is_some()),
-            ("burst", self.burst.is_some()),
-            ("slots", self.slots.is_some()),
-        ];
-        let conflicts = others.into_iter().filter(|(_, is_given)| *is_given);
-        let mut mistakes: Vec<_> = conflicts
-            .map(|(key, _)| {
-                let message = format!(
-                    "invalid {key}: conflicts with in_flight, which limits what runs at once and has no window; keep \
-                     `in_flight`, or write a policy of its own for the rate"
-                );
-                (key, message)
-            })
-            .collect();
+        let conflict = |(key, _): (&'static str, bool)| {
+            let message = format!(
+                "invalid {key}: conflicts with in_flight, which limits what runs at once and has no window; keep \
+                 `in_flight`, or write a policy of its own for the rate"
+            );
+            (key, message)
+        };
+        let given = self.rate_keys().into_iter().filter(|(_, is_given)| *is_given);
+        let mut mistakes: Vec<_> = given.map(conflict).collect();
         let lease = self.lease.map_or(Self::DEFAULT_LEASE, |lease| lease.0);
         match Quota::in_flight(most, lease) {
             Ok(quota) if mistakes.is_empty() => return Ok(quota),
@@ -310,20 +304,12 @@ pub enum WeekDay {
 
 impl WeekDay {
     fn name(self) -> &'static str {
-        match self {
-            Self::Monday => "monday",
-            Self::Tuesday => "tuesday",
-            Self::Wednesday => "wednesday",
-            Self::Thursday => "thursday",
-            Self::Friday => "friday",
-            Self::Saturday => "saturday",
-            Self::Sunday => "sunday",
-        }
+        ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"][self as usize]
     }
 }
 
 impl Text for Quota {
-    const FORM: Form = Form::of::<Self>("quota", "a limit and a window, for example `100/1m`")
+    const FORM: Form = form_of::<Self>("quota", "a limit and a window, for example `100/1m`")
         .pattern(r"^\s*\d[\d_]*\s*(/|\s[Pp][Ee][Rr]\s)\s*((\d+\s*)?[A-Za-z]+\s*)+$");
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -333,7 +319,7 @@ impl Text for Quota {
 
 impl Text for Algorithm {
     const FORM: Form =
-        Form::of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`");
+        form_of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`");
 
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| match foreign::algorithm(text) {

@@ -1,11 +1,11 @@
 //! A policy in one line: `100/1m per user using token-bucket named api`.
 
+use lined_config::one_line;
 use serde_json::Map;
 use slidegate::{Policy, Quota};
 
 use crate::added::Added;
 use crate::values::safe_name;
-use crate::yaml::one_line;
 
 /// Parses `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in
 /// either order.
@@ -54,7 +54,7 @@ fn default_name(scope: &[&str]) -> String {
 mod tests {
     use super::policy_from_text;
 
-    /// A limit in a program's own settings is one text, and its mistakes are shown with it.
+    /// Programs keep a limit as one text in their own settings, so errors repeat the text.
     #[test]
     fn a_text_is_a_policy_or_one_line_about_itself() {
         let policy = policy_from_text("100 per minute per user,path using token-bucket named api").unwrap();

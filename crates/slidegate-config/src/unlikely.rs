@@ -1,13 +1,12 @@
-//! Names and values of a policy that no request has, most likely: they are valid, and never match.
+//! Valid names and values of a policy that probably match no request.
 //!
-//! One check for every place where a policy has the name or a value of an attribute.
+//! One check for every place where a policy names an attribute or one of its values.
 
+use lined_config::{Excerpt, Node, Section};
 use slidegate::network::Network;
-use slidegate::{Fold, request_path::normalized_path};
+use slidegate::{Fold, Policy, request_path::normalized_path};
 
 use crate::overrides::Scope;
-use crate::section::{Section, join};
-use crate::yaml::{Excerpt, Node};
 
 /// How the text of a value is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +19,7 @@ enum Test {
 
 type IsOdd = fn(char) -> bool;
 
-/// Characters that editors and chat programs put in the place of plain ones, or that nobody sees.
+/// Invisible characters, and those that editors and chat programs put in place of plain ones.
 const ODD: [(&str, IsOdd); 5] = [
     (
         "an invisible character",
@@ -37,76 +36,69 @@ const ODD: [(&str, IsOdd); 5] = [
     }),
 ];
 
-/// The methods of HTTP, which are compared with case.
+/// The methods of HTTP, which are case-sensitive.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
-/// What is unlikely in a policy, one line each.
-pub(crate) fn of_policy(
-    policy: &Section<'_>,
-    scope: &Scope<'_>,
-    fold_of: &dyn Fn(&str) -> Fold,
-    used: &[&str],
-) -> Vec<String> {
+/// Warnings about a policy, one line each.
+pub(crate) fn of_policy(section: &Section<'_>, scope: &Scope<'_>, policy: &Policy) -> Vec<String> {
+    let used: Vec<_> = policy.attributes().collect();
+    let value = |attribute: &str, test, text: &str| {
+        let fold = policy.options().folds.iter().find(|(known, _)| known == attribute);
+        value_of(
+            attribute,
+            test,
+            text,
+            fold.map_or(Fold::NONE, |(_, fold)| *fold),
+            scope.is_address(attribute),
+        )
+    };
     let mut found = Vec::new();
     let mut add = |key: &str, why: Option<String>| {
-        found.extend(why.map(|why| join(&policy.place, &format!("{key}: {why}"))));
+        found.extend(why.map(|why| format!("{}: {key}: {why}", section.place)));
     };
-    let limit = policy.child("limit");
-    let tiers = limit.get("by").and_then(Node::scalar);
-    let anchor = policy.child("anchor");
-    let anchor = anchor.get("attribute").and_then(Node::scalar);
-    for name in &scope.attributes {
+    for name in scope.attributes {
         add("scope", name_of(name));
     }
-    for (place, name) in [("limit", tiers), ("anchor", anchor)] {
-        add(place, name.and_then(name_of));
+    let tiers = section.child("limit").get("by").and_then(Node::scalar);
+    let anchor = section.child("anchor").get("attribute").and_then(Node::scalar);
+    add("limit", tiers.and_then(name_of));
+    add("anchor", anchor.and_then(name_of));
+    for name in keys(&section.child("fold")).filter(|name| !used.contains(name)) {
+        add("fold", Some(format!("`{}` is in no condition, scope or tier of the policy", Excerpt(name))));
     }
-    for (key, _) in policy.child("fold").entries() {
-        let name = key.scalar().unwrap_or_default();
-        let is_unused = !used.contains(&name);
-        add(
-            "fold",
-            is_unused.then(|| format!("`{}` is in no condition, scope or tier of the policy", Excerpt(name))),
-        );
-    }
-    let check = |attribute: &str, test, text: &str| {
-        let folds = fold_of(attribute);
-        value_of(attribute, test, text, folds, scope.is_address(attribute))
-    };
-    for (key, node) in policy.child("when").entries() {
+    for (key, node) in section.child("when").entries() {
         let name = key.scalar().unwrap_or_default();
         add("when", name_of(name));
         for (test, text) in texts(node, Test::Equals) {
-            add("when", check(name, test, text));
+            add("when", value(name, test, text));
         }
     }
-    let tier_values = limit.child("values");
-    for (value, _) in tier_values.entries() {
-        let text = value.scalar().unwrap_or_default();
-        add("limit", tiers.and_then(|attribute| check(attribute, Test::Equals, text)));
+    for text in keys(&section.child("limit").child("values")) {
+        add("limit", tiers.and_then(|attribute| value(attribute, Test::Equals, text)));
     }
-    for (key, _) in policy.child("overrides").entries() {
-        let text = key.scalar().unwrap_or_default();
-        let of_key = scope.attributes.first().and_then(|attribute| check(attribute, Test::Network, text));
-        add("overrides", of_key);
-    }
-    for one in policy.elements("overrides") {
-        let key = one.get("key");
-        let parts = key.map_or(&[][..], Node::elements).iter();
-        let parts = if key.is_some_and(|key| key.scalar().is_some()) {
-            key.into_iter().chain(parts)
-        } else {
-            None.into_iter().chain(parts)
-        };
-        for (part, attribute) in parts.zip(&scope.attributes) {
-            let text = part.scalar().unwrap_or_default();
-            add("overrides", check(attribute, Test::Network, text));
-        }
+    for (attribute, text) in override_values(section, scope) {
+        add("overrides", value(attribute, Test::Network, text));
     }
     found
 }
 
-/// The name of an attribute that no request has.
+fn keys<'n>(section: &Section<'n>) -> impl Iterator<Item = &'n str> + use<'n> {
+    section.entries().iter().map(|(key, _)| key.scalar().unwrap_or_default())
+}
+
+/// The values in the keys of overrides, each with its attribute.
+fn override_values<'s>(policy: &Section<'s>, scope: &Scope<'s>) -> Vec<(&'s str, &'s str)> {
+    let map = keys(&policy.child("overrides")).zip(std::iter::repeat(scope.attributes));
+    let map = map.filter_map(|(text, attributes)| Some((attributes.first()?.as_str(), text)));
+    let listed = policy.elements("overrides").iter().filter_map(|one| one.get("key")).flat_map(|key| {
+        let parts = if key.scalar().is_some() { std::slice::from_ref(key) } else { key.elements() };
+        let parts = parts.iter().map(|part| part.scalar().unwrap_or_default());
+        scope.attributes.iter().map(String::as_str).zip(parts)
+    });
+    map.chain(listed).collect()
+}
+
+/// Why probably no request has an attribute of this name.
 pub(crate) fn name_of(name: &str) -> Option<String> {
     let why = odd(name).or_else(|| {
         let quote = name.chars().find(|c| matches!(c, '"' | '\'' | '='))?;
@@ -133,7 +125,7 @@ fn texts(node: &Node, test: Test) -> Vec<(Test, &str)> {
     own.into_iter().chain(listed).chain(tests).collect()
 }
 
-/// A value that no request has in this attribute.
+/// Why probably no request has this value of the attribute.
 fn value_of(attribute: &str, test: Test, text: &str, fold: Fold, is_address: bool) -> Option<String> {
     let shown = Excerpt(text);
     if is_address {
@@ -183,7 +175,7 @@ fn value_of(attribute: &str, test: Test, text: &str, fold: Fold, is_address: boo
     }
 }
 
-/// Why no normalized path equals this, begins with it, or looks like it.
+/// Why no normalized path matches this.
 fn path(text: &str, test: Test) -> Option<String> {
     if matches!(test, Test::Equals | Test::Network) {
         let normalized = String::from_utf8_lossy(&normalized_path(text.as_bytes())).into_owned();
@@ -214,7 +206,7 @@ fn is_odd(c: char) -> bool {
     ODD.iter().any(|(_, is)| is(c))
 }
 
-/// What is odd in a text.
+/// Why a text looks odd.
 fn odd(text: &str) -> Option<String> {
     let of = |c: char| ODD.iter().find(|(_, is)| is(c)).map(|(what, _)| (c, what));
     let (c, what) = text.chars().find_map(of)?;
@@ -225,131 +217,77 @@ fn odd(text: &str) -> Option<String> {
 mod tests {
     use crate::policies::Policies;
 
-    /// A limit that can never apply looks like one that does, until somebody needs it.
+    /// The keys of a policy, and a part of the warning about them.
+    const UNLIKELY: &str = r#"
+scope: [“user”] => scope: attribute `“user”` has a typographic quote (U+201C), so probably no request has it; did you mean `user`?
+scope: ["us\u200ber"] => did you mean `user`?
+scope: ["'user'"] => has `'`, which belongs to no name, so probably no request has it; did you mean `user`?
+when: {“path”: /login} => when: attribute `“path”` has a typographic quote
+scope: user, window: 1m, limit: {by: ‘plan’, values: {pro: 5}, default: 1} => limit: attribute `‘plan’` has a typographic quote
+scope: user, limit: 1, window: month, anchor: {attribute: billing–day} => anchor: attribute `billing–day` has a typographic dash (U+2013)
+scope: user, fold: {usr: case} => fold: `usr` is in no condition, scope or tier of the policy
+when: {plan: “pro”} => when: plan `“pro”` has a typographic quote (U+201C), so only a request with this very character matches
+when: {plan: [pro, "free\u00a0"]} => has a space that is not the usual one (U+00A0)
+when: {plan: {not: ' pro'}} => when: plan ` pro` begins with a space
+scope: user, window: 1m, limit: {by: plan, values: {"pro\ufeff": 5}, default: 1} => limit: plan
+scope: user, overrides: {“alice”: 5} => overrides: user `“alice”` has a typographic quote
+scope: [user, path], overrides: [{key: [alice, login], limit: 5}] => overrides: path `login` never matches: requests have it as `/login`; write that
+when: {path: '//x'} => when: path `//x` never matches: requests have it as `/x`; write that
+when: {path: '/a/../b'} => requests have it as `/b`
+when: {path: '/%6cogin'} => requests have it as `/login`
+when: {path: 'login'} => requests have it as `/login`
+when: {path: '/login#top'} => requests have it as `/login`
+when: {path: 'https://example.org/login'} => requests have it as `/login`
+when: {path: '/login '} => ends with a space
+when: {path: {equals: '/login?next=/'}} => requests have it as `/login`
+when: {path: {prefix: api/}} => path `api/` does not begin with `/`, so it never matches
+when: {path: {prefix: /a//b}} => has `//`
+when: {path: {glob: '/%61/*'}} => has a percent-encoded character
+when: {path: {not: {prefix: '/a?b'}}} => has a query or fragment
+when: {method: get} => method `get` never matches: requests have `GET`; write that
+when: {method: {one_of: [GET, Post]}} => requests have `POST`
+when: {host: API.example.com} => write `api.example.com`
+when: {host: 'api.example.com:443'} => write `api.example.com`
+when: {host: 'https://api.example.com/x'} => write `api.example.com`
+scope: host, overrides: {api.example.com.: 5} => overrides: host `api.example.com.` hardly matches
+when: {ip: {in: [10.1.2.3/8]}} => when: ip `10.1.2.3/8` is the network `10.0.0.0/8`; write that
+scope: ip, overrides: {10.1.2.3/8: 5} => overrides: ip `10.1.2.3/8` is the network `10.0.0.0/8`"#;
+
+    /// The keys of policies that may be meant.
+    const LIKELY: &str = r"
+when: {path: /, method: GET, host: api.example.com}, scope: [user, größe, x-user]
+when: {path: {prefix: /.well-known/}, method: {not: [OPTIONS, PURGE]}}
+when: {path: {glob: '*.php?'}, host: '[2001:db8::1]'}
+when: {path: /login;x, user: 'Zoë Müller-Lüdenscheidt'}
+when: {agent: {prefix: 'curl '}, percent: '%6c'}
+when: {method: get}, fold: {method: case}
+when: {path: /Login/}, fold: {path: [case, slash]}
+when: {ip: ['::FFFF:10.0.0.1', '2001:DB8::1']}, scope: ip, overrides: {10.0.0.0/8: 5, '2001:db8::/32': unlimited}";
+
+    fn warnings(keys: &str) -> Vec<String> {
+        let quota = if keys.contains("window:") { "" } else { "quota: 1/1m, " };
+        let text = format!("policies: [{{name: p, {quota}{keys}}}]");
+        Policies::parse(&text, "f").unwrap_or_else(|errors| panic!("{keys}: {errors}")).warnings
+    }
+
+    /// A limit that never applies goes unnoticed until it is needed.
     #[test]
     fn what_no_request_has_is_told_wherever_it_stands() {
-        let paths = |path: &str| format!("when: {{path: '{path}'}}, quota: 1/1m");
-        for (keys, said) in [
-            // Names.
-            (
-                "scope: [“user”], quota: 1/1m".to_owned(),
-                "scope: attribute `“user”` has a typographic quote (U+201C), so probably no request has it; did you mean `user`?",
-            ),
-            ("scope: [\"us\u{200b}er\"], quota: 1/1m".to_owned(), "did you mean `user`?"),
-            (
-                "scope: [\"'user'\"], quota: 1/1m".to_owned(),
-                "has `'`, which belongs to no name, so probably no request has it; did you mean `user`?",
-            ),
-            (
-                "when: {“path”: /login}, quota: 1/1m".to_owned(),
-                "when: attribute `“path”` has a typographic quote",
-            ),
-            (
-                "scope: user, window: 1m, limit: {by: ‘plan’, values: {pro: 5}, default: 1}".to_owned(),
-                "limit: attribute `‘plan’` has a typographic quote",
-            ),
-            (
-                "scope: user, limit: 1, window: month, anchor: {attribute: billing–day}".to_owned(),
-                "anchor: attribute `billing–day` has a typographic dash (U+2013)",
-            ),
-            (
-                "scope: user, quota: 1/1m, fold: {usr: case}".to_owned(),
-                "fold: `usr` is in no condition, scope or tier of the policy",
-            ),
-            // Values, wherever they are.
-            (
-                "when: {plan: “pro”}, quota: 1/1m".to_owned(),
-                "when: plan `“pro”` has a typographic quote (U+201C), so only a request with this very character matches",
-            ),
-            (
-                "when: {plan: [pro, \"free\u{a0}\"]}, quota: 1/1m".to_owned(),
-                "has a space that is not the usual one (U+00A0)",
-            ),
-            ("when: {plan: {not: ' pro'}}, quota: 1/1m".to_owned(), "when: plan ` pro` begins with a space"),
-            (
-                "scope: user, window: 1m, limit: {by: plan, values: {\"pro\u{feff}\": 5}, default: 1}"
-                    .to_owned(),
-                "limit: plan",
-            ),
-            (
-                "scope: user, quota: 1/1m, overrides: {“alice”: 5}".to_owned(),
-                "overrides: user `“alice”` has a typographic quote",
-            ),
-            (
-                "scope: [user, path], quota: 1/1m, overrides: [{key: [alice, login], limit: 5}]".to_owned(),
-                "overrides: path `login` never matches: requests have it as `/login`; write that",
-            ),
-            // Paths that normalization never yields.
-            (paths("//x"), "when: path `//x` never matches: requests have it as `/x`; write that"),
-            (paths("/a/../b"), "requests have it as `/b`"),
-            (paths("/%6cogin"), "requests have it as `/login`"),
-            (paths("login"), "requests have it as `/login`"),
-            (paths("/login#top"), "requests have it as `/login`"),
-            (paths("https://example.org/login"), "requests have it as `/login`"),
-            (paths("/login "), "ends with a space"),
-            (
-                "when: {path: {equals: '/login?next=/'}}, quota: 1/1m".to_owned(),
-                "requests have it as `/login`",
-            ),
-            (
-                "when: {path: {prefix: api/}}, quota: 1/1m".to_owned(),
-                "path `api/` does not begin with `/`, so it never matches",
-            ),
-            ("when: {path: {prefix: /a//b}}, quota: 1/1m".to_owned(), "has `//`"),
-            ("when: {path: {glob: '/%61/*'}}, quota: 1/1m".to_owned(), "has a percent-encoded character"),
-            ("when: {path: {not: {prefix: '/a?b'}}}, quota: 1/1m".to_owned(), "has a query or fragment"),
-            // Methods and hosts.
-            (
-                "when: {method: get}, quota: 1/1m".to_owned(),
-                "method `get` never matches: requests have `GET`; write that",
-            ),
-            ("when: {method: {one_of: [GET, Post]}}, quota: 1/1m".to_owned(), "requests have `POST`"),
-            ("when: {host: API.example.com}, quota: 1/1m".to_owned(), "write `api.example.com`"),
-            ("when: {host: 'api.example.com:443'}, quota: 1/1m".to_owned(), "write `api.example.com`"),
-            (
-                "scope: host, quota: 1/1m, overrides: {api.example.com.: 5}".to_owned(),
-                "overrides: host `api.example.com.` hardly matches",
-            ),
-            ("when: {host: 'https://api.example.com/x'}, quota: 1/1m".to_owned(), "write `api.example.com`"),
-            // Networks.
-            (
-                "when: {ip: {in: [10.1.2.3/8]}}, quota: 1/1m".to_owned(),
-                "when: ip `10.1.2.3/8` is the network `10.0.0.0/8`; write that",
-            ),
-            (
-                "scope: ip, quota: 1/1m, overrides: {10.1.2.3/8: 5}".to_owned(),
-                "overrides: ip `10.1.2.3/8` is the network `10.0.0.0/8`",
-            ),
-        ] {
-            let text = format!("policies: [{{name: p, {keys}}}]");
-            let warnings =
-                Policies::parse(&text, "f").unwrap_or_else(|errors| panic!("{keys}: {errors}")).warnings;
+        for (keys, said) in UNLIKELY.lines().skip(1).map(|line| line.split_once(" => ").unwrap()) {
+            let warnings = warnings(keys);
             assert_eq!(warnings.len(), 1, "{keys}: {warnings:?}");
-            assert!(
-                warnings[0].starts_with("policy `p`: ") && warnings[0].contains(said),
-                "{warnings:?}: {said}"
-            );
+            let is_said = warnings[0].starts_with("policy `p`: ") && warnings[0].contains(said);
+            assert!(is_said, "{warnings:?}: {said}");
         }
         let address = "policies: [{name: p, quota: 1/1m}]\nattributes: {addresses: [ip, “peer”]}";
         assert_eq!(Policies::parse(address, "f").unwrap().warnings.len(), 1);
     }
 
-    /// A warning about what works makes people overlook the others.
+    /// Warnings about working policies make people overlook the others.
     #[test]
     fn what_requests_may_have_is_not_told() {
-        for keys in [
-            "when: {path: /, method: GET, host: api.example.com}, scope: [user, größe, x-user], quota: 1/1m",
-            "when: {path: {prefix: /.well-known/}, method: {not: [OPTIONS, PURGE]}}, quota: 1/1m",
-            "when: {path: {glob: '*.php?'}, host: '[2001:db8::1]'}, quota: 1/1m",
-            "when: {path: /login;x, user: 'Zoë Müller-Lüdenscheidt'}, quota: 1/1m",
-            "when: {agent: {prefix: 'curl '}, percent: '%6c'}, quota: 1/1m",
-            "when: {method: get}, fold: {method: case}, quota: 1/1m",
-            "when: {path: /Login/}, fold: {path: [case, slash]}, quota: 1/1m",
-            "when: {ip: ['::FFFF:10.0.0.1', '2001:DB8::1']}, scope: ip, quota: 1/1m, overrides: {10.0.0.0/8: 5, '2001:db8::/32': unlimited}",
-        ] {
-            let text = format!("policies: [{{name: p, {keys}}}]");
-            let policies = Policies::parse(&text, "f").unwrap_or_else(|errors| panic!("{keys}: {errors}"));
-            assert_eq!(policies.warnings, [""; 0], "{keys}");
+        for keys in LIKELY.lines().skip(1) {
+            assert_eq!(warnings(keys), [""; 0], "{keys}");
         }
     }
 }

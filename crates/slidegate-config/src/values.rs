@@ -1,91 +1,35 @@
-//! Values that are written as text: their forms, and what is valid.
+//! Values written as text: their forms and how they are checked.
 
 use std::borrow::Cow;
 use std::ops::Deref;
 use std::time::Duration;
 
+use lined_config::{Form, only_if};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer};
+use serde::de::{Deserialize, Deserializer, Error};
 use slidegate::{
-    Amount, Calendar,
+    Amount, Calendar, Quota,
     clock::{format_window, parse_window},
 };
 
 /// Longest name of an attribute, in bytes.
 pub const MAX_ATTRIBUTE_NAME: usize = 128;
 
-/// A form of text: the `format` of a JSON Schema, and what the schema itself cannot say about it.
-#[derive(Debug, Clone, Copy)]
-pub struct Form {
-    /// The schema's `format`.
-    pub name: &'static str,
-    /// What a valid text is. Errors put it after "must be".
-    pub expected: &'static str,
-    /// A regular expression that all valid texts match.
-    pub pattern: &'static str,
-    /// Whether errors must not repeat the text.
-    pub is_secret: bool,
-    /// The text to keep, or why it is invalid; empty if `expected` suffices.
-    pub check: fn(&str) -> Result<String, String>,
-}
-
-impl Form {
-    /// The form of texts that are read as `T`.
-    pub const fn of<T: Text>(name: &'static str, expected: &'static str) -> Self {
-        Self::new(name, expected, |text| T::parse(text).map(|_| text.to_owned()))
-    }
-
-    /// A form without a pattern. `check` returns the text to keep, or why it is invalid.
-    pub const fn new(
-        name: &'static str,
-        expected: &'static str,
-        check: fn(&str) -> Result<String, String>,
-    ) -> Self {
-        Self { name, expected, pattern: "", is_secret: false, check }
-    }
-
-    /// With a regular expression that all valid texts match.
-    #[must_use]
-    pub const fn pattern(self, pattern: &'static str) -> Self {
-        Self { pattern, ..self }
-    }
-
-    /// The reason of a check in full.
-    #[must_use]
-    pub fn explain(&self, why: String) -> String {
-        if why.is_empty() { format!("must be {}", self.expected) } else { why }
-    }
-
-    /// Of texts that errors must not repeat.
-    #[must_use]
-    pub const fn secret(self) -> Self {
-        Self { is_secret: true, ..self }
-    }
-}
-
-/// The text if it is valid.
-///
-/// # Errors
-/// Empty, as the form suffices.
-pub fn only_if(is_valid: bool, text: &str) -> Result<String, String> {
-    if is_valid { Ok(text.to_owned()) } else { Err(String::new()) }
-}
-
-/// A value that is written as one text.
+/// A value written as one text.
 pub trait Text: Sized {
     /// What a valid text is.
     const FORM: Form;
-    /// The `type` of a JSON Schema: of texts that are numbers, `number`.
+    /// The `type` of a JSON Schema: `number` for texts that are numbers.
     const KIND: &str = "string";
 
     /// Reads the text.
     ///
     /// # Errors
-    /// Why the text is invalid; empty if the form suffices.
+    /// Why the text is invalid; empty if the form says enough.
     fn parse(text: &str) -> Result<Self, String>;
 }
 
-/// A value that is read from its text.
+/// A value read from its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Parsed<T>(pub T);
 
@@ -114,8 +58,13 @@ impl<T: Text> JsonSchema for Parsed<T> {
     }
 }
 
+/// The form of texts that parse as a `T`.
+pub const fn form_of<T: Text>(name: &'static str, expected: &'static str) -> Form {
+    Form::new(name, expected, |text, _| T::parse(text).map(|_| text.to_owned()))
+}
+
 impl Text for Amount {
-    const FORM: Form = Form::of::<Self>("amount", "a number with at most 6 decimals, for example `0.25`");
+    const FORM: Form = form_of::<Self>("amount", "a number with at most 6 decimals, for example `0.25`");
     const KIND: &str = "number";
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -123,9 +72,25 @@ impl Text for Amount {
     }
 }
 
-/// A length of time from `MIN` to `MAX` milliseconds: `500ms`, `60s`, `1h30m`.
+/// A duration of `MIN` to `MAX` milliseconds, such as `500ms`, `60s` or `1h30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span<const MIN: u64, const MAX: u64>(pub Duration);
+
+/// Units, each with an optional number before it.
+const SPAN_PATTERN: &str = r"^\s*((\d+\s*)?[A-Za-z]+\s*)+$";
+
+/// The form of a [`Span`]; its schema has the bounds.
+pub const SPAN: Form = Form::new(
+    "span",
+    "{formatMinimum} to {formatMaximum} with a unit (ms, s, m, h, d or w), for example `{key}: {default}`",
+    |text, schema| {
+        let bound = |keyword: &str| schema[keyword].as_str().and_then(|text| parse_window(text).ok());
+        let range = bound("formatMinimum").zip(bound("formatMaximum"));
+        let is_valid = |span: &Duration| range.is_some_and(|(min, max)| (min..=max).contains(span));
+        parse_window(text).ok().filter(is_valid).map(format_window).ok_or_else(String::new)
+    },
+)
+.pattern(SPAN_PATTERN);
 
 /// The window of a quota: a length of 1 ms to 366 days, or a calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,19 +101,31 @@ pub enum Window {
     Calendar(Calendar),
 }
 
-/// The words for calendar windows.
-pub(crate) const CALENDARS: [&str; 6] = ["hour", "day", "week", "month", "quarter", "year"];
-/// The shortest and the longest window, in milliseconds.
-type WindowLength = Span<1, 31_622_400_000>;
+impl Window {
+    /// The words for calendar windows.
+    const CALENDARS: [&str; 6] = ["hour", "day", "week", "month", "quarter", "year"];
+    /// The form of a window. Equal lengths keep equal texts.
+    pub const FORM: Form = Form::new(
+        "window",
+        "1ms to 366d with a unit (ms, s, m, h, d or w), for example `window: 60s`, or hour, day, week, month, quarter, year",
+        |text, _| match Self::parse(text).map_err(|_| String::new())? {
+            Self::Length(length) => Ok(format_window(length)),
+            Self::Calendar(_) => Ok(text.to_owned()),
+        },
+    )
+    .pattern(SPAN_PATTERN);
+
+    fn parse(text: &str) -> Result<Self, slidegate::Error> {
+        if Self::CALENDARS.contains(&text) {
+            return text.parse().map(Self::Calendar);
+        }
+        Quota::parse_window(text).map(Self::Length)
+    }
+}
 
 impl<'de> Deserialize<'de> for Window {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Cow::<str>::deserialize(deserializer)?;
-        if CALENDARS.contains(&&*text) {
-            return text.parse().map(Self::Calendar).map_err(D::Error::custom);
-        }
-        let Span(length) = WindowLength::deserialize(text.into_deserializer())?;
-        Ok(Self::Length(length))
+        Self::parse(&Cow::<str>::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 
@@ -157,10 +134,8 @@ impl JsonSchema for Window {
         "window".into()
     }
 
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = WindowLength::json_schema(generator);
-        schema.insert("x-words".to_owned(), CALENDARS.as_slice().into());
-        schema
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": Self::FORM.name })
     }
 }
 
@@ -170,7 +145,7 @@ pub struct TimeZone(pub &'static str);
 
 impl Text for TimeZone {
     const FORM: Form =
-        Form::of::<Self>("time-zone", "a name of the IANA time zone database, for example `Europe/Berlin`");
+        form_of::<Self>("time-zone", "a name of the IANA time zone database, for example `Europe/Berlin`");
 
     fn parse(text: &str) -> Result<Self, String> {
         Calendar::day().with_time_zone(text).map(|day| Self(day.time_zone())).map_err(|_| String::new())
@@ -201,55 +176,29 @@ impl<const MIN: u64, const MAX: u64> JsonSchema for Span<MIN, MAX> {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let [min, max] = [MIN, MAX].map(|ms| format_window(Duration::from_millis(ms)));
         let min = if MIN == 0 { "0s" } else { &min };
-        // Units, each with a number before it if wanted.
-        let pattern = r"^\s*((\d+\s*)?[A-Za-z]+\s*)+$";
-        json_schema!({ "type": "string", "pattern": pattern, "formatMinimum": min, "formatMaximum": max })
-    }
-}
-
-/// A text that may be written without quotes even where it looks like a number or a flag.
-#[derive(Debug, serde::Deserialize)]
-pub struct Scalar(pub String);
-
-impl JsonSchema for Scalar {
-    fn schema_name() -> Cow<'static, str> {
-        "scalar".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "number", "boolean"] })
-    }
-}
-
-/// A list, whose only value may be written without one.
-#[derive(Debug, Clone, Default, serde::Deserialize)]
-#[serde(transparent)]
-pub struct List<T>(pub Vec<T>);
-
-impl<T: JsonSchema> JsonSchema for List<T> {
-    fn schema_name() -> Cow<'static, str> {
-        "list".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let (one, many) = (T::json_schema(generator), Vec::<T>::json_schema(generator));
-        json_schema!({ "anyOf": [one, many] })
+        json_schema!({
+            "type": "string", "format": SPAN.name, "formatMinimum": min, "formatMaximum": max, "x-example": "60s"
+        })
     }
 }
 
 /// The name of a policy, a token or a proxy.
 pub const NAME: Form =
-    Form::new("name", "1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`", |text| {
+    Form::new("name", "1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`", |text, _| {
         only_if(is_name(text), text)
     })
     .pattern("^[A-Za-z0-9_.-]{1,64}$");
 
-/// The name of an attribute: any that a request may use, except what was probably meant as a list.
+/// The name of an attribute. Texts that were probably meant as a list are rejected.
 pub const ATTRIBUTE: Form = Form::new(
     "attribute",
     "the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for \
      example `[user, path]`",
-    |text| only_if(is_attribute_name(text), text),
+    |text, _| {
+        let is_odd =
+            |c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '`' | '[' | ']' | '{' | '}');
+        only_if((1..=MAX_ATTRIBUTE_NAME).contains(&text.len()) && !text.contains(is_odd), text)
+    },
 )
 .pattern("^[^\\s,`\\[\\]{}]{1,128}$");
 
@@ -263,17 +212,8 @@ fn is_name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
-/// A text made into the name of a policy.
-#[must_use]
-pub fn safe_name(text: &str) -> String {
+/// A policy name made from a text.
+pub(crate) fn safe_name(text: &str) -> String {
     let safe = text.chars().map(|c| if is_name_char(c) { c } else { '-' });
     safe.take(slidegate::Policy::MAX_NAME).collect()
-}
-
-/// Whether this can be the name of an attribute in a file.
-#[must_use]
-pub fn is_attribute_name(text: &str) -> bool {
-    let is_odd =
-        |c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '`' | '[' | ']' | '{' | '}');
-    (1..=MAX_ATTRIBUTE_NAME).contains(&text.len()) && !text.contains(is_odd)
 }

@@ -1,11 +1,11 @@
-//! The configuration: a YAML file, `--policy` texts, or defaults, made into checked values.
+//! The config: a YAML file, `--policy` texts or defaults, as validated values.
 //!
-//! An invalid file is rejected as a whole. All mistakes are listed, each in one line with its line
-//! number and how to fix it. Nothing is guessed: a limiter that enforces the wrong limits is worse
-//! than one that does not start. docs/config.md is the reference.
+//! An invalid file is rejected as a whole, and every mistake is reported. Nothing is guessed: a
+//! limiter that enforces the wrong limits is worse than one that does not start. docs/config.md is
+//! the reference.
 //!
-//! The crate `slidegate-config` reads policies and validates values; here are the sections of the
-//! service, and what comes from elsewhere than the file.
+//! `lined-config` validates, `slidegate-config` reads policies. The sections of the service are here,
+//! and settings from the command line and the environment.
 
 mod load;
 mod secret_files;
@@ -23,7 +23,6 @@ mod store;
 mod traces;
 mod webhook;
 
-mod foreign;
 #[cfg(test)]
 mod reference;
 mod schema;
@@ -63,29 +62,29 @@ pub(crate) use words::{Storage, counted_name, describe, describe_keys, quota_tex
 /// The longest drain delay.
 const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
 
-/// The whole configuration.
+/// The whole config.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// At least one, unless limits come from elsewhere as well.
+    /// At least one, unless there are other limits, such as Envoy's.
     pub(crate) policies: PolicySet,
     /// Candidates by the names of their policies.
     pub(crate) candidates: BTreeMap<String, Quota>,
-    /// Which keys are blocked, by the names of policies.
+    /// When keys are blocked, by the names of policies.
     pub(crate) escalations: HashMap<String, Escalation>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
     /// Certificates of the HTTP interface. `None`: no encryption.
     pub(crate) tls: Option<TlsFiles>,
-    /// Where the HTTP interface listens besides.
+    /// A Unix socket of the HTTP interface.
     pub(crate) socket: Option<SocketFile>,
     /// Where Envoy's rate-limit service listens.
     pub(crate) grpc: GrpcSettings,
     /// How long open requests may take during a graceful shutdown. At most an hour.
     pub(crate) shutdown_grace: Duration,
-    /// How long the service is not ready, and still serves, before it closes its listeners. `None`:
-    /// depends on the listeners.
+    /// How long the service reports that it is not ready, and still serves, before it closes its
+    /// listeners. `None`: depends on the listeners.
     pub(crate) drain_delay: Option<Duration>,
-    /// How many connections all listeners may have together.
+    /// Maximum connections of all listeners together, and of one peer.
     pub(crate) connections: ConnectionCaps,
     /// How long an HTTP connection may be idle between two requests.
     pub(crate) idle_timeout: Duration,
@@ -95,9 +94,9 @@ pub(crate) struct Config {
     pub(crate) shared: Option<SharedStore>,
     /// The listener for Redis clients.
     pub(crate) resp: Option<Resp>,
-    /// Attributes whose text is read as an IP address, in no order.
+    /// Attributes that are IP addresses, in no order.
     pub(crate) address_attributes: Vec<String>,
-    /// Names and values of the file that probably never match, one line each.
+    /// Warnings about names and values that probably never match.
     pub(crate) warnings: Vec<String>,
     /// The header fields of responses.
     pub(crate) headers: HeaderOptions,
@@ -105,16 +104,16 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     /// Who may read, change and use the running service.
     pub(crate) admin: AccessRules,
-    /// What is reported about decisions.
+    /// Metrics, events and traces of decisions.
     pub(crate) observe: Observe,
-    /// Files with secrets that everybody may read, a warning about each.
+    /// Warnings about files with secrets that everybody may read.
     pub(crate) exposed: Vec<String>,
     /// The content of the file.
     pub(crate) file: FileContent,
 }
 
-/// The content of a file, to name what a hot reload changes. It may hold secrets, so `Debug` shows
-/// nothing.
+/// The content of a file, to name what a hot reload changes. `Debug` shows nothing, because it may
+/// hold secrets.
 #[derive(Clone)]
 pub(crate) struct FileContent {
     /// The checked values, including those of the command line and the environment.
@@ -138,12 +137,12 @@ impl Config {
         }
     }
 
-    /// What is valid, and probably not meant: what exposes a secret first.
+    /// All warnings. Those about exposed secrets come first.
     pub(crate) fn all_warnings(&self) -> impl Iterator<Item = &String> {
         self.exposed.iter().chain(&self.warnings)
     }
 
-    /// Logs the warnings, the first of them if there are many.
+    /// Logs the first warnings and the number of others.
     pub(crate) fn log_warnings(&self) {
         const MOST: usize = 20;
         for warning in self.all_warnings().take(MOST) {
@@ -154,7 +153,7 @@ impl Config {
         }
     }
 
-    /// Whether the text of this attribute is read as an IP address.
+    /// Whether this attribute is an IP address.
     pub(crate) fn is_address(&self, attribute: &str) -> bool {
         self.address_attributes.iter().any(|address| address == attribute)
     }
@@ -164,20 +163,20 @@ impl Config {
 pub(crate) mod tests {
     use std::path::Path;
 
+    use lined_config::Document;
     use slidegate::Policy;
     use slidegate_config::added::Added;
-    use slidegate_config::policies::MAX_FILE_BYTES;
     use slidegate_config::text::policy_from_text;
     use slidegate_testkit::TempDir;
 
     use super::*;
 
-    /// What there is without a file.
+    /// The config without a file.
     pub(crate) fn default() -> Config {
         Config::from_sources(None, &[], &Outside::default()).unwrap()
     }
 
-    /// A file of these sections and a policy.
+    /// A file with these sections and a policy.
     pub(crate) fn parse(sections: &str) -> Config {
         parse_with(sections, &Outside::default())
     }
@@ -193,7 +192,7 @@ pub(crate) mod tests {
         Outside { settings, ..Outside::default() }
     }
 
-    /// Every line about a text that is not a configuration.
+    /// The errors of an invalid file.
     fn errors(text: &str) -> Vec<String> {
         Config::parse(text, "slidegate.yaml").unwrap_err().lines().to_vec()
     }
@@ -239,7 +238,7 @@ policies:
         }
     }
 
-    /// The example says that what is commented out is the default. It must not get old.
+    /// The example states that commented lines show the defaults.
     #[test]
     fn what_the_example_comments_out_is_the_default() {
         let uncommented = |from: &str, to: &str| {
@@ -291,8 +290,8 @@ policies:
         assert!(config.is_address("ip") && !config.is_address("user"));
     }
 
-    /// Compares what `report` says about each input of a golden file. An input begins with `--- KIND`,
-    /// its report has `=> ` before each line, and anything else is a comment.
+    /// Compares the report of each input with a golden file. An input begins with `--- KIND`; lines of
+    /// its report begin with `=> `; other lines are comments.
     pub(crate) fn compare_golden(name: &str, report: impl Fn(&str, &str) -> String) {
         let path = format!("{}/tests/golden/{name}.golden", env!("CARGO_MANIFEST_DIR"));
         let golden = std::fs::read_to_string(&path).unwrap();
@@ -312,7 +311,7 @@ policies:
         compare(&path, &golden, &current);
     }
 
-    /// Compares a file with what it should be, or rewrites it.
+    /// Compares a file with its expected content, or rewrites it.
     pub(super) fn compare(path: &str, golden: &str, current: &str) {
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             return std::fs::write(path, current).unwrap();
@@ -322,8 +321,8 @@ policies:
         assert_eq!(golden.lines().count(), current.lines().count(), "{path}");
     }
 
-    /// Anyone who mistypes a setting reads its line, what was given, what is expected and the fix, for
-    /// every mistake at once. A policy to paste must be valid.
+    /// Errors name the line, what was given, what is expected and the fix, for every mistake at once.
+    /// A suggested policy must be valid.
     #[test]
     fn mistakes_are_reported_as_in_the_golden_file() {
         let file = |text: &str| Config::parse(text, "slidegate.yaml").unwrap_err().to_string();
@@ -356,7 +355,7 @@ policies:
         });
     }
 
-    /// The description is how a wrong file is noticed before it denies anyone.
+    /// Operators find wrong limits in the description, before anyone is denied.
     #[test]
     fn policies_are_described_as_in_the_golden_file() {
         compare_golden("policies", |kind, input| {
@@ -395,7 +394,7 @@ policies:
             format!("{}:2: this line is not UTF-8; save the file in that encoding", path.display())
         );
         assert_eq!(
-            load(&vec![b'#'; MAX_FILE_BYTES + 1]).unwrap_err().to_string(),
+            load(&vec![b'#'; Document::MAX_BYTES + 1]).unwrap_err().to_string(),
             format!(
                 "{}: larger than 4194304 bytes, which is the most; leave out what is not needed",
                 path.display()
@@ -403,8 +402,7 @@ policies:
         );
     }
 
-    /// A service that reloads must not die of a file that is half written, or not a configuration
-    /// at all.
+    /// A service that reloads must survive any file, such as a half-written one.
     #[test]
     fn no_bytes_panic() {
         let spice = "&a |*a|<<: |!x |- |: |{|}|[|]|\"|'|>|#|\n|\t|  |~|é|0|-1|1e999|true|---\n|policies:|key|\0|?|%|`|\u{2028}|*";

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use lined_config::{ConfigErrors, Mistake};
 use serde::Serialize;
-use slidegate_config::errors::{ConfigErrors, Mistake};
 
 /// One error or warning.
 #[derive(Debug, Serialize)]

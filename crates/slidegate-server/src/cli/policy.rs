@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::builder::PossibleValue;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use lined_config::one_line;
 use serde_json::{Map, Value, json};
 use slidegate::Algorithm;
-use slidegate_config::yaml::one_line;
 use ureq::http::Method;
 
 use super::client::{ClientArgs, segment, window};

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use lined_config::one_line;
 use serde_json::{Map, Value};
 use slidegate::{Excess, Quota, clock::parse_window};
-use slidegate_config::yaml::one_line;
 
 use crate::envoy::{Rate, Unit};
 use crate::limits::MAX_COST;

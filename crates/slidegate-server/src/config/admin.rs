@@ -1,25 +1,23 @@
-//! `admin:` the tokens to read and change the running service and to ask it for decisions.
+//! The section `admin`: tokens that may read, change and use the running service.
 //!
-//! The file has only the SHA-256 of tokens. A token is 256 random bits, so there is nothing to
-//! guess that a slow hash would have to protect, and the digest gives the token to nobody who reads
-//! the file.
+//! The file holds only the SHA-256 of tokens, which does not reveal them. Tokens are 256 random bits,
+//! so they need no slow hash.
 
 use std::fmt;
 
 use clap::ValueEnum;
+use lined_config::{ConfigErrors, Form, List, Section, only_if};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value as Json, json};
 use slidegate::Secret;
-use slidegate_config::errors::ConfigErrors;
-use slidegate_config::section::Section;
-use slidegate_config::values::{Form, List, Parsed, Text, is_name, only_if};
+use slidegate_config::values::{Parsed, Text, form_of, is_name};
 
 use super::values::parsed;
 
 /// The variable with more tokens.
 pub(super) const TOKENS_VARIABLE: &str = "SLIDEGATE_ADMIN_TOKENS";
-/// Most tokens: each request is compared with all of them.
+/// Maximum number of tokens. Each request is compared with all of them.
 const MAX_TOKENS: usize = 64;
 
 /// Who may read, change and use the running service.
@@ -75,7 +73,7 @@ pub(crate) struct Token {
     pub(crate) key: Option<Parsed<OwnKey>>,
 }
 
-/// The only key that a token reads.
+/// The only key that a token may read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnKey {
     pub(crate) policy: String,
@@ -84,7 +82,7 @@ pub(crate) struct OwnKey {
 }
 
 impl Text for OwnKey {
-    const FORM: Form = Form::of::<Self>(
+    const FORM: Form = form_of::<Self>(
         "own-key",
         "a policy and a key of it, 1 to 1024 bytes, with a slash between them, for example `per-user/alice`",
     );
@@ -114,7 +112,7 @@ impl From<[u8; 32]> for TokenHash {
     }
 }
 
-/// One thing that a token permits.
+/// A right of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Right {
@@ -137,7 +135,7 @@ impl Right {
     }
 }
 
-/// All that a token permits: at least one right, each once.
+/// The rights of a token, at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(from = "List<Right>")]
 pub(crate) struct Rights(u8);
@@ -154,7 +152,7 @@ impl Rights {
         Self(rights.into_iter().fold(0, |set, right| set | 1 << right as u8))
     }
 
-    /// Whether one of them permits what `wanted` does: `write` permits everything.
+    /// Whether they permit `wanted`. `write` permits everything.
     pub(crate) fn include(self, wanted: Right) -> bool {
         self.has(wanted) || self.has(Right::Write)
     }
@@ -167,7 +165,7 @@ impl Rights {
         Right::value_variants().iter().filter(|right| self.has(**right)).map(|right| right.name()).collect()
     }
 
-    /// As the configuration has them: `write`, or `[read, decide]`.
+    /// As in the config: `write`, or `[read, decide]`.
     pub(crate) fn listed(self) -> String {
         match self.names().as_slice() {
             [one] => (*one).to_owned(),
@@ -176,7 +174,7 @@ impl Rights {
     }
 }
 
-/// As the environment and messages have them: `read+decide`.
+/// As in the environment and in messages: `read+decide`.
 impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.names().join("+"))
@@ -184,8 +182,8 @@ impl fmt::Display for Rights {
 }
 
 impl AccessRules {
-    /// Checks the rules. The last `outside` tokens are those of the environment. `has_open_port`:
-    /// the RESP port has no password.
+    /// Reports mistakes. The last `outside` tokens come from the environment. `has_open_port`: the RESP
+    /// port has no password.
     pub(super) fn check(&self, section: &Section<'_>, outside: usize, has_open_port: bool) {
         let mut names: Vec<_> = self.tokens.iter().map(|token| &token.name).collect();
         // A token of the environment may have the name of one of the file.
@@ -219,7 +217,7 @@ impl AccessRules {
 
 /// A host name without a port, as long as DNS allows.
 pub(super) const HOST: Form =
-    Form::new("host", "a host name without a port, for example `slidegate.internal`", |text| {
+    Form::new("host", "a host name without a port, for example `slidegate.internal`", |text, _| {
         let is_host = |text: &str| text.split('.').all(|part| part.is_empty() || is_name(part));
         only_if((1..=253).contains(&text.len()) && is_host(text), text)
     })
@@ -227,7 +225,7 @@ pub(super) const HOST: Form =
 
 impl Text for TokenHash {
     const FORM: Form =
-        Form::of::<Self>("sha256", "the 64 hexadecimal digits that `slidegate token new` prints")
+        form_of::<Self>("sha256", "the 64 hexadecimal digits that `slidegate token new` prints")
             .pattern("^[0-9A-Fa-f]{64}$")
             .secret();
 
@@ -259,7 +257,7 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
     }
     let read = entries.iter().enumerate().map(|(at, entry)| {
         token(entry).ok_or_else(|| {
-            // Nothing of it is shown: it may be the token itself by mistake.
+            // The entry is not shown: it may be the token itself, by mistake.
             let message = format!(
                 "invalid token {}: must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \
                  {expected}",
@@ -276,8 +274,7 @@ mod tests {
     use super::*;
     use crate::config::tests::{parse, parse_with};
 
-    /// A token that does not arrive locks its owner out; one with too much of a right lets somebody
-    /// in.
+    /// A lost token locks its owner out; one with too many rights lets somebody in.
     #[test]
     fn tokens_arrive_with_name_and_rights() {
         let hash = "0a".repeat(32);
@@ -301,8 +298,7 @@ mod tests {
         assert_eq!((all[3].rights, &all[3].sha256), (several, &[10; 32].into()));
     }
 
-    /// A right too many lets somebody in; `write` without `read` would lock out every token that
-    /// there is today.
+    /// A wrong right lets somebody in or locks somebody out.
     #[test]
     fn write_permits_everything_and_the_others_only_themselves() {
         for (rights, read, decide, write) in [
@@ -317,8 +313,7 @@ mod tests {
         }
     }
 
-    /// A service that demands tokens which nobody has, or leaves one port open beside them, is not
-    /// what was meant.
+    /// Requiring tokens that nobody has, or leaving one port open, is a mistake.
     #[test]
     fn tokens_for_decisions_are_demanded_on_every_port_or_on_none() {
         let token = format!("tokens: {{name: a, scope: decide, sha256: {}}}", "0a".repeat(32));

@@ -1,22 +1,22 @@
-//! `auth:` authorization requests of proxies, mapped to attributes.
+//! The section `auth`: maps authorization requests of proxies to attributes.
 //!
-//! Every preset is always served under its own name, so that one service can serve several proxies.
-//! `attributes` of the file apply to every preset, because the identity of a user does not depend
-//! on the proxy.
+//! Every preset is served under its own name, so that one service can serve several proxies.
+//! `attributes` of the section apply to every preset, because a user's identity does not depend on
+//! the proxy.
 
 use std::collections::BTreeMap;
 
 use axum::http::HeaderName;
+use lined_config::{Form, List, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate_config::section::Section;
-use slidegate_config::values::{Form, List, Parsed, Text};
+use slidegate_config::values::{Parsed, Text, form_of};
 use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
 use crate::limits::MAX_ATTRIBUTES;
 use crate::wire::request::HOST;
 
-/// Attributes of the file, each with its source.
+/// Attributes, each with its source.
 type Sources = BTreeMap<String, Parsed<AttributeSource>>;
 
 /// Authorization requests of proxies. `/v1/auth/nginx`, `/v1/auth/caddy` and `/v1/auth/traefik` are
@@ -78,8 +78,8 @@ pub(crate) struct Mapping {
 pub(crate) struct Attribute {
     pub(crate) name: String,
     pub(crate) source: Origin,
-    /// Whether a request without it is rejected: a proxy that does not send what its preset expects
-    /// is set up wrongly, and policies about paths would silently not apply.
+    /// Whether requests without it are rejected. A proxy that omits what its preset expects is
+    /// misconfigured, and policies about paths would silently not apply.
     pub(crate) required: bool,
 }
 
@@ -96,12 +96,12 @@ pub(crate) enum Origin {
     Client(ClientAddr),
 }
 
-/// How a denial is reported to the proxy.
+/// The response to the proxy for a denial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denial {
-    /// By the status for the client: 429.
+    /// 429, which the proxy passes on.
     TooManyRequests,
-    /// By 403, which nginx accepts, and a header field with 429.
+    /// 403, which nginx accepts, with 429 in a header field.
     Forbidden,
 }
 
@@ -115,7 +115,7 @@ enum Preset {
 }
 
 impl Auth {
-    /// How the attribute `ip` of requests behind the proxy is derived.
+    /// How the attribute `ip` is derived from a proxy's request.
     pub(crate) fn client(&self) -> ClientAddr {
         let client = self.attributes().filter(|one| one.name == "ip").find_map(|one| match &one.source {
             Origin::Client(rule) => Some(rule.clone()),
@@ -124,7 +124,7 @@ impl Auth {
         client.unwrap_or_default()
     }
 
-    /// Attributes that hold an address.
+    /// Attributes that are addresses.
     pub(crate) fn address_attributes(&self) -> impl Iterator<Item = &str> {
         let addresses = self.attributes().filter(|one| matches!(one.source, Origin::Client(_)));
         addresses.map(|attribute| attribute.name.as_str())
@@ -137,7 +137,7 @@ impl Auth {
 }
 
 impl Preset {
-    /// The attributes of this proxy, some of them replaced by `sources`.
+    /// The preset's attributes, overridden by `sources`.
     fn mapping<'s>(self, trust: &Trust, sources: impl IntoIterator<Item = &'s Sources>) -> Mapping {
         let (uri, method, denial) = match self {
             Self::Nginx => ("x-original-uri", "x-original-method", Denial::Forbidden),
@@ -163,8 +163,8 @@ impl Preset {
 impl AuthSection {
     pub(super) fn build(&self, section: &Section<'_>) -> Auth {
         let Self { preset, trusted_proxies, attributes, proxies } = self;
-        // Who may connect to a Unix socket is decided by its file. Such a peer has no address of its own,
-        // so without the header its requests would have none.
+        // The permissions of a Unix socket's file decide who may connect. Its peers have no address, so
+        // their forwarding headers are trusted.
         let trusted = trusted_proxies.0.iter().map(String::as_str).chain(["unix"]);
         let trust = Trust::Networks(TrustedProxies::new(trusted).unwrap_or_else(|error| {
             section.invalid("trusted_proxies", error);
@@ -186,7 +186,7 @@ impl AuthSection {
 pub(super) const TRUSTED_PROXY: Form = Form::new(
     "trusted-proxy",
     "a network, an address, `loopback`, `private` or `unix`, for example `[loopback, 10.0.0.0/8]`",
-    |text| {
+    |text, _| {
         let proxies = TrustedProxies::new([text]).map_err(|_| String::new())?;
         if proxies.trusts_everyone() {
             return Err("must not contain every client, which could then choose its own address; name the \
@@ -220,7 +220,7 @@ impl AttributeSource {
 }
 
 impl Text for AttributeSource {
-    const FORM: Form = Form::of::<Self>(
+    const FORM: Form = form_of::<Self>(
         "attribute-source",
         "`header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
     )
@@ -247,7 +247,7 @@ mod tests {
     use crate::config::Config;
     use crate::config::tests::{default, parse};
 
-    /// Each attribute of a mapping and where it stands.
+    /// Each attribute of a mapping and its source.
     fn rules_of(config: &Config, name: &str) -> Vec<String> {
         let named = config.auth.named.iter().find(|(known, _)| known == name);
         let mapping = &named.expect("the mapping is there").1;
@@ -263,7 +263,7 @@ mod tests {
         mapping.attributes.iter().map(attribute).collect()
     }
 
-    /// A proxy's file in `deploy/` must work without a line of configuration.
+    /// The proxies' files in `deploy/` must work without a config.
     #[test]
     fn presets_are_always_served_under_their_names() {
         for config in [default(), parse("auth: {trusted_proxies: private}")] {
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// The user does not depend on the proxy; the fields that a proxy sends do.
+    /// The user does not depend on the proxy, but header fields do.
     #[test]
     fn attributes_of_the_file_replace_those_of_presets_and_a_proxy_replaces_both() {
         let config = parse(

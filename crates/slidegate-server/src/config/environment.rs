@@ -1,14 +1,12 @@
-//! Settings from the command line and the environment. They take precedence over the file.
+//! Settings from the command line and the environment, which take precedence over the file.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use lined_config::{ConfigErrors, Excerpt, Form, nearest, one_line, only_if};
 use serde_json::Value as Json;
 use slidegate::clock::parse_window;
-use slidegate_config::errors::ConfigErrors;
-use slidegate_config::section::nearest;
-use slidegate_config::values::{Form, Text, only_if};
-use slidegate_config::yaml::{Excerpt, one_line};
+use slidegate_config::values::Text;
 
 use super::resp::Password;
 use super::store::read_line;
@@ -16,56 +14,26 @@ use super::traces::{ENDPOINT, endpoint};
 use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl, address};
 use super::{MAX_DRAIN_DELAY, admin};
 
-/// What the names of all our variables begin with.
+/// The prefix of all variables of slidegate.
 const PREFIX: &str = "SLIDEGATE_";
-/// Every variable that the service and its commands read, without the prefix. Those with a secret
-/// can be `NAME_FILE` as well.
-const VARIABLES: [(&str, bool); 14] = [
-    ("ADMIN_TOKENS", true),
-    ("CONFIG", false),
-    ("DRAIN_DELAY", false),
-    ("ENVOY_ALGORITHM", false),
-    ("ENVOY_CALENDAR", false),
-    ("ENVOY_EXCESS", false),
-    ("INSTANCES", false),
-    ("KEY_SECRET", true),
-    ("LISTEN", false),
-    ("MAX_BYTES", false),
-    ("REDIS", true),
-    ("RESP_PASSWORD", true),
-    ("SNAPSHOT", false),
-    ("TOKEN", false),
-];
-/// What users call some of them elsewhere.
-const SYNONYMS: [(&str, &str); 7] = [
+/// The variables with a secret, without the prefix. The secret may also be in a file that `NAME_FILE`
+/// names.
+const SECRETS: [&str; 4] = ["ADMIN_TOKENS", "KEY_SECRET", "REDIS", "RESP_PASSWORD"];
+/// The other variables of the service and its commands, without the prefix.
+const VARIABLES: &str = "CONFIG DRAIN_DELAY ENVOY_ALGORITHM ENVOY_CALENDAR ENVOY_EXCESS INSTANCES LISTEN MAX_BYTES \
+                         SNAPSHOT TOKEN URL";
+/// Names that users know from elsewhere.
+const SYNONYMS: [(&str, &str); 6] = [
     ("REDIS_URL", "REDIS"),
     ("REDIS_PASSWORD", "REDIS"),
     ("PORT", "LISTEN"),
     ("ADDRESS", "LISTEN"),
     ("HOST", "LISTEN"),
-    ("PASSWORD", "RESP_PASSWORD"),
     ("TOKENS", "ADMIN_TOKENS"),
 ];
-/// Builds, tests and scripts of slidegate have such variables for themselves, and start the binary
-/// with them: `cargo run` those of the build.
-const OF_TESTS: [&str; 16] = [
-    "FEATURES",
-    "REVISION",
-    "TARGET",
-    "BIN",
-    "CLOCK_",
-    "EXACTNESS_",
-    "FIELD_VECTORS",
-    "IMAGE_BINARY",
-    "MODULE_",
-    "OLD_BINARY",
-    "RELEASE_",
-    "RESERVATION_",
-    "SCREENSHOTS",
-    "SOAK_",
-    "TEST_",
-    "WHEEL",
-];
+/// Variables of slidegate's own builds, tests and scripts, which the binary inherits and ignores.
+const OF_TESTS: &str = "FEATURES REVISION TARGET BIN CLOCK_ EXACTNESS_ FIELD_VECTORS IMAGE_BINARY MODULE_ OLD_BINARY \
+                        RELEASE_ RESERVATION_ SCREENSHOTS SOAK_ TEST_ WHEEL";
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
@@ -74,27 +42,28 @@ pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
 pub(super) const LISTEN_VARIABLE: &str = "SLIDEGATE_LISTEN";
 /// The variable with the number of instances.
 const INSTANCES_VARIABLE: &str = "SLIDEGATE_INSTANCES";
-/// Its value if instances count themselves.
+/// The value for instances that count themselves.
 const COUNTED_INSTANCES: &str = "auto";
 
-const INSTANCES: Form = Form::new("instances", "a whole number from 1 to 10000, or `auto`", |text| {
+const INSTANCES: Form = Form::new("instances", "a whole number from 1 to 10000, or `auto`", |text, _| {
     let is_valid = text.parse().is_ok_and(|count: u64| (1..=10_000).contains(&count));
     if text == COUNTED_INSTANCES { Ok("null".to_owned()) } else { only_if(is_valid, text) }
 });
 
 const DRAIN_DELAY: Form =
-    Form::new("drain-delay", "0s to 1h with a unit (ms, s, m or h), for example `5s`", |text| {
+    Form::new("drain-delay", "0s to 1h with a unit (ms, s, m or h), for example `5s`", |text, _| {
         only_if(parse_window(text).is_ok_and(|delay| delay <= MAX_DRAIN_DELAY), text)
     });
 
-const KEY_SECRET: Form = Form::new("key-secret", "a text", |text| Ok(text.to_owned())).secret();
+const KEY_SECRET: Form = Form::new("key-secret", "a text", |text, _| Ok(text.to_owned())).secret();
 
-const PROTOCOL: Form =
-    Form::new("otlp-protocol", "`http/protobuf`; give the collector's port for it, usually 4318", |text| {
-        only_if(text == "http/protobuf", text)
-    });
+const PROTOCOL: Form = Form::new(
+    "otlp-protocol",
+    "`http/protobuf`; give the collector's port for it, usually 4318",
+    |text, _| only_if(text == "http/protobuf", text),
+);
 
-const RATIO: Form = Form::new("ratio", "a number from 0 to 1", |text| {
+const RATIO: Form = Form::new("ratio", "a number from 0 to 1", |text, _| {
     let ratio = text.trim().parse().ok().filter(|ratio: &f64| (0.0..=1.0).contains(ratio));
     ratio.map(|ratio| ratio.to_string()).ok_or_else(String::new)
 });
@@ -102,15 +71,15 @@ const RATIO: Form = Form::new("ratio", "a number from 0 to 1", |text| {
 /// Settings from the command line and the environment.
 #[derive(Default, Clone)]
 pub(crate) struct Outside {
-    /// Valid values, each with its JSON pointer into a file.
+    /// Valid values, each with the JSON pointer of its key.
     pub(super) settings: Vec<(&'static str, Json)>,
     /// Additional admin tokens, as in the file.
     pub(super) tokens: Vec<Json>,
-    /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
+    /// Whether envoyproxy/ratelimit's variables set the address of the gRPC listener.
     pub(super) has_other_grpc: bool,
-    /// Whether limits come from elsewhere as well, so that a file needs no policies.
+    /// Whether there are other limits, such as Envoy's, so that a file needs no policies.
     pub(super) has_other_limits: bool,
-    /// Variables that name files with secrets, and those files.
+    /// The variables that name files with secrets, and the paths.
     pub(super) secret_files: Vec<(String, PathBuf)>,
 }
 
@@ -147,19 +116,19 @@ pub(crate) struct Arguments {
     /// File in which usage of the memory store outlives a restart; overrides the config file
     #[arg(long, value_name = "FILE")]
     pub(crate) snapshot: Option<String>,
-    /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
+    /// Whether envoyproxy/ratelimit's variables set the address of the gRPC listener.
     #[arg(skip)]
     pub(crate) has_other_grpc: bool,
 }
 
 impl Outside {
-    /// Reads the environment. The command line takes precedence.
+    /// Reads the environment. Arguments take precedence.
     pub(crate) fn read(arguments: &Arguments) -> Result<Self, ConfigErrors> {
         check_names()?;
         Self::read_by(arguments, variable)
     }
 
-    /// Reads variables with `variable`.
+    /// Reads variables by `variable`.
     pub(super) fn read_by(
         arguments: &Arguments,
         variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
@@ -199,7 +168,7 @@ impl Outside {
         let tokens = secret(admin::TOKENS_VARIABLE, &variable)?;
         let tokens = tokens.map(|value| admin::from_variable(&value)).transpose()?.unwrap_or_default();
         let mut secret_files = Vec::new();
-        for (name, _) in VARIABLES.iter().filter(|(_, is_secret)| *is_secret) {
+        for name in SECRETS {
             let source = format!("{PREFIX}{name}_FILE");
             let path = variable(&source)?.map(PathBuf::from);
             secret_files.extend(path.map(|path| (source, path)));
@@ -208,7 +177,7 @@ impl Outside {
         Ok(Self { settings, tokens, has_other_grpc, has_other_limits: false, secret_files })
     }
 
-    /// Rejects several instances whose limits are not shared: each would admit the whole limit.
+    /// Rejects several instances without a shared store: each would admit the whole limit.
     pub(super) fn check_sharing(&self, is_shared: bool) -> Result<(), ConfigErrors> {
         let instances = self.settings.iter().find(|(pointer, _)| *pointer == "/store/instances");
         let several = match instances {
@@ -229,11 +198,11 @@ impl Outside {
     }
 }
 
-/// Rejects variables that begin as ours do and are none: a limiter that ignores a misspelt setting
-/// enforces the wrong limits.
+/// Rejects unknown variables with our prefix: a limiter that ignores a misspelt setting enforces the
+/// wrong limits.
 ///
 /// # Errors
-/// The name of the first one, and what was probably meant.
+/// The first unknown variable, and the one that was probably meant.
 pub(crate) fn check_names() -> Result<(), ConfigErrors> {
     let variables = std::env::vars_os().filter(|(_, value)| !value.is_empty());
     let variables =
@@ -251,73 +220,60 @@ fn check_names_of(variables: impl Iterator<Item = [String; 2]>) -> Result<(), Co
     let what = match meant(&first[PREFIX.len()..]) {
         Some(meant) => format!("did you mean `{PREFIX}{meant}`?"),
         None => {
-            let known = VARIABLES.map(|(name, _)| format!("{PREFIX}{name}")).join(", ");
-            format!("must be one of {known}, SLIDEGATE_URL;")
+            let known: Vec<_> = names().map(|name| format!("{PREFIX}{name}")).collect();
+            format!("must be one of {};", known.join(", "))
         }
     };
     let message = format!("unknown variable: {what} if it is not meant for slidegate, unset it or rename it");
     Err(ConfigErrors::one(one_line(first), message))
 }
 
-/// Whether this is no name of ours, or one that is read.
+/// All variables, without the prefix.
+fn names() -> impl Iterator<Item = &'static str> {
+    SECRETS.into_iter().chain(VARIABLES.split(' '))
+}
+
+/// Whether a variable lacks our prefix or is one that we know.
 fn is_known(name: &str) -> bool {
     let Some(name) = name.strip_prefix(PREFIX) else { return true };
-    let of_tests =
-        |known: &&str| if known.ends_with('_') { name.starts_with(*known) } else { name == *known };
-    let is_variable = |(known, is_secret): &(&str, bool)| {
-        name == *known || *is_secret && name.strip_suffix("_FILE") == Some(known)
-    };
-    name == "URL" || VARIABLES.iter().any(is_variable) || OF_TESTS.iter().any(of_tests)
+    let is_of_tests =
+        |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
+    let is_file = name.strip_suffix("_FILE").is_some_and(|name| SECRETS.contains(&name));
+    is_file || names().any(|known| known == name) || OF_TESTS.split(' ').any(is_of_tests)
 }
 
-/// Whether Kubernetes sets this for a Service whose name begins with `slidegate`, as it does in all
-/// pods of its namespace: `SLIDEGATE_SERVICE_PORT_HTTP`, `SLIDEGATE_PORT_7979_TCP_ADDR`.
+/// Whether Kubernetes sets this variable in all pods of a namespace, for a Service whose name begins
+/// with `slidegate`: `SLIDEGATE_SERVICE_PORT_HTTP`, `SLIDEGATE_PORT_7979_TCP_ADDR`.
 fn is_of_service_link(name: &str, value: &str) -> bool {
     let is_port = |text: &str| text.parse::<u16>().is_ok();
+    let is_address = |(host, port): (&str, &str)| is_port(port) && !host.contains(['@', '/']);
     let is_url = |protocol: &str| {
-        value.strip_prefix(protocol).and_then(|rest| rest.strip_prefix("://")).is_some_and(|address| {
-            address.rsplit_once(':').is_some_and(|(host, port)| is_port(port) && !host.contains(['@', '/']))
-        })
+        let address =
+            value.strip_prefix(&protocol.to_ascii_lowercase()).and_then(|rest| rest.strip_prefix("://"));
+        address.and_then(|address| address.rsplit_once(':')).is_some_and(is_address)
     };
     let parts: Vec<_> = name.split('_').collect();
-    let is_end = |at: usize| match parts[at..] {
+    (1..parts.len()).any(|at| match parts[at..] {
         ["SERVICE", "HOST"] => true,
         ["SERVICE", "PORT", ..] => is_port(value),
-        ["PORT"] => ["tcp", "udp", "sctp"].iter().any(|protocol| is_url(protocol)),
-        ["PORT", number, protocol, ref rest @ ..] => {
-            let protocol = ["TCP", "UDP", "SCTP"].iter().find(|known| **known == protocol);
-            is_port(number)
-                && protocol.is_some_and(|protocol| match rest {
-                    [] => is_url(&protocol.to_ascii_lowercase()),
-                    ["PROTO" | "PORT" | "ADDR"] => true,
-                    _ => false,
-                })
-        }
+        ["PORT"] => ["tcp", "udp", "sctp"].into_iter().any(is_url),
+        ["PORT", number, protocol @ ("TCP" | "UDP" | "SCTP")] => is_port(number) && is_url(protocol),
+        ["PORT", number, "TCP" | "UDP" | "SCTP", "PROTO" | "PORT" | "ADDR"] => is_port(number),
         _ => false,
-    };
-    (1..parts.len()).any(is_end)
+    })
 }
 
-/// The variable that was probably meant, without the prefix.
+/// The variable that was probably meant, without the prefix: a synonym, one that is near, the longest
+/// one that begins it, or one with it as a part.
 fn meant(unknown: &str) -> Option<String> {
+    let files = SECRETS.iter().map(|name| format!("{name}_file"));
+    let all: Vec<_> = names().map(str::to_owned).chain(files).map(|name| name.to_lowercase()).collect();
+    let all: Vec<_> = all.iter().map(String::as_str).collect();
     let synonym = SYNONYMS.iter().find(|(theirs, _)| *theirs == unknown).map(|(_, ours)| (*ours).to_owned());
-    let mut names: Vec<String> = VARIABLES.iter().map(|(name, _)| (*name).to_owned()).collect();
-    names.push("URL".to_owned());
-    let files = VARIABLES.iter().filter(|(_, is_secret)| *is_secret).map(|(name, _)| format!("{name}_FILE"));
-    // `REDIS_URL` is `REDIS` with something behind it, `REDIS_FIEL` a file.
-    let all: Vec<_> = names.iter().cloned().chain(files).collect();
-    let near = || {
-        let all: Vec<_> = all.iter().map(|name| name.to_lowercase()).collect();
-        let all: Vec<_> = all.iter().map(String::as_str).collect();
-        nearest(unknown, &all).map(str::to_uppercase)
-    };
-    let longer = || {
-        let mut longer: Vec<_> =
-            names.iter().filter(|name| unknown.starts_with(&format!("{name}_"))).collect();
-        longer.sort_unstable_by_key(|name| std::cmp::Reverse(name.len()));
-        longer.first().map(|name| (*name).clone())
-    };
-    let part = || names.iter().find(|name| name.split('_').any(|part| part == unknown)).cloned();
+    let near = || nearest(unknown, &all).map(str::to_uppercase);
+    let begins = |name: &&str| unknown.strip_prefix(name).is_some_and(|rest| rest.starts_with('_'));
+    let longer = || names().filter(begins).max_by_key(|name| name.len()).map(str::to_owned);
+    let part = || names().find(|name| name.split('_').any(|part| part == unknown)).map(str::to_owned);
     synonym.or_else(near).or_else(longer).or_else(part)
 }
 
@@ -332,9 +288,9 @@ pub(super) fn variable(name: &str) -> Result<Option<String>, ConfigErrors> {
     }
 }
 
-/// The text of an argument or a variable, if it is valid.
+/// Checks the text of an argument or a variable.
 pub(super) fn checked(source: &str, form: Form, text: &str) -> Result<String, ConfigErrors> {
-    (form.check)(text).map_err(|why| match why.as_str() {
+    form.check(text).map_err(|why| match why.as_str() {
         "" if form.is_secret => {
             ConfigErrors::one(source, format_args!("invalid value: must be {}", form.expected))
         }
@@ -346,8 +302,8 @@ pub(super) fn checked(source: &str, form: Form, text: &str) -> Result<String, Co
     })
 }
 
-/// The value of a variable, or the content of the file whose path is in `NAME_FILE`: other processes
-/// may see the environment.
+/// The value of a secret variable, or the content of the file that `NAME_FILE` names, because other
+/// processes may see the environment.
 fn secret(
     name: &str,
     variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
@@ -357,7 +313,7 @@ fn secret(
     if value.is_some() {
         return Err(ConfigErrors::one(source, format_args!("conflicts with {name}; keep one")));
     }
-    // The path is not shown: it may be the secret itself by mistake.
+    // The path is not shown: it may be the secret itself, by mistake.
     let invalid = |why: String| ConfigErrors::one(&source, format_args!("the file that it names {why}"));
     match read_line(&path).map_err(invalid)? {
         text if text.is_empty() => Err(invalid(format!("is empty; put the value of {name} in it"))),
@@ -414,7 +370,7 @@ mod tests {
         Outside::read_by(arguments, variable).map_err(|errors| errors.to_string())
     }
 
-    /// A container has its settings in the environment, and a person at a shell overrides them.
+    /// Containers set the environment; a person at a shell overrides it.
     #[test]
     fn arguments_precede_variables_and_those_the_file() {
         let file = "server: {listen: '127.0.0.1:1', drain_delay: 1s}";
@@ -445,8 +401,8 @@ mod tests {
         assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), None);
     }
 
-    /// A misspelt variable means that each instance has the whole limit; those that Kubernetes and
-    /// tests set mean nothing.
+    /// A misspelt variable would give each instance the whole limit. Variables of Kubernetes and tests
+    /// are ignored.
     #[test]
     fn unknown_variables_are_rejected_with_what_was_meant() {
         let check = |name: &str, value: &str| {
@@ -520,7 +476,7 @@ mod tests {
         }
     }
 
-    /// A variable that is read and not known would stop the start.
+    /// The service would reject a variable that its own code reads.
     #[test]
     fn every_variable_in_the_code_is_known_and_documented() {
         let code = [
@@ -533,7 +489,7 @@ mod tests {
         let texts = code.iter().flat_map(|file| file.split('"').skip(1).step_by(2));
         let names: Vec<_> =
             texts.filter(|text| text.starts_with(PREFIX) && text.len() > PREFIX.len()).collect();
-        assert!(names.len() > VARIABLES.len() - 3, "{names:?}");
+        assert!(names.len() > super::names().count() - 4, "{names:?}");
         for name in names.into_iter().filter(|name| !name.contains(' ')) {
             assert!(is_known(name), "{name}");
         }
@@ -543,12 +499,12 @@ mod tests {
             include_str!("../../../../docs/commands.md"),
         ]
         .concat();
-        for (name, _) in VARIABLES {
+        for name in super::names() {
             assert!(pages.contains(&format!("`{PREFIX}{name}`")), "{name}");
         }
     }
 
-    /// Mounted secrets end with a line end that is no part of them, and one of two secrets is old.
+    /// Files of mounted secrets end with a line break that is not part of the secret.
     #[test]
     fn secrets_are_read_from_files() {
         let folder = TempDir::new("secret");

@@ -1,7 +1,7 @@
-//! `--policy`: policies in one line each.
+//! The argument `--policy`: a policy in one line.
 
+use lined_config::ConfigErrors;
 use slidegate::{Policy, PolicySet};
-use slidegate_config::errors::ConfigErrors;
 use slidegate_config::text::policy_from_text;
 
 /// Adds the policies of these texts.
@@ -30,7 +30,7 @@ mod tests {
 
     use crate::config::{Config, Outside};
 
-    /// What is on the command line comes on top of the file.
+    /// The command line adds policies to the file.
     #[test]
     fn policies_of_texts_follow_those_of_the_file() {
         let folder = TempDir::new("flag");

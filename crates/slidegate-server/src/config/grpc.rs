@@ -1,12 +1,12 @@
-//! `grpc:` the listener of Envoy's rate-limit service.
+//! The section `grpc`: the listener of Envoy's rate-limit service.
 //!
 //! Certificate files are not read here. The listener reads them, and reloads them when they change.
 
 use std::net::SocketAddr;
 
+use lined_config::Section;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate_config::section::Section;
 use slidegate_config::values::Span;
 
 use super::environment::Outside;
@@ -34,7 +34,7 @@ pub(super) struct GrpcSection {
 }
 
 impl GrpcSection {
-    /// The settings of the listener; mistakes are reported.
+    /// The settings of the listener. Reports mistakes.
     pub(super) fn build(self, section: &Section<'_>, outside: &Outside) -> GrpcSettings {
         let has_listener = self.listen.is_some() || outside.has_other_grpc || section.has("listen");
         if !has_listener && !section.has("socket") {
@@ -49,7 +49,7 @@ impl GrpcSection {
             socket,
             tls,
             max_connection_age: self.max_connection_age.map(|age| age.0),
-            // Only envoyproxy/ratelimit has a setting for it.
+            // Only the variables of envoyproxy/ratelimit set it.
             max_connection_age_grace: None,
             response_headers: self.response_headers,
             health_follows_store: self.health_follows_store,
@@ -93,8 +93,7 @@ mod tests {
         );
     }
 
-    /// An operator gives the address on the command line and keeps the certificate in the file:
-    /// both must hold.
+    /// Operators give the address on the command line and keep the certificate in the file.
     #[test]
     fn the_command_line_may_say_where_and_the_file_the_rest() {
         let outside = outside(&[("/grpc/listen", "127.0.0.1:1")]);
@@ -111,7 +110,7 @@ mod tests {
         assert_eq!((both.listen, both.health_follows_store), (address, true));
         assert_eq!(both.max_connection_age, Some(Duration::from_secs(3600)));
         assert_eq!(both.tls.map(|tls| tls.cert_file), Some("a".into()));
-        // Where the file says it all, its address stays its own.
+        // A file with an address of its own keeps it.
         let socket = Some(SocketFile { path: "/run/g.sock".into(), mode: 0o600 });
         let own = GrpcSettings { socket: socket.clone(), ..GrpcSettings::default() };
         assert_eq!((own.clone().over(&theirs).listen, own.over(&theirs).socket), (None, socket));

@@ -15,10 +15,10 @@ pub(crate) struct GrpcSettings {
     pub(crate) socket: Option<SocketFile>,
     /// Certificates of the TCP listener.
     pub(crate) tls: Option<TlsFiles>,
-    /// After this time clients are asked to reconnect, so that new instances get their share.
+    /// The age at which clients are asked to reconnect, so that new instances get their share.
     /// `None`: never.
     pub(crate) max_connection_age: Option<Duration>,
-    /// How long open calls on such a connection may still take. `None`: until they are done.
+    /// How long open calls on such a connection may take. `None`: no limit.
     pub(crate) max_connection_age_grace: Option<Duration>,
     /// Whether responses have the configured headers. Otherwise a denial has only `Retry-After`.
     pub(crate) response_headers: bool,
@@ -27,8 +27,8 @@ pub(crate) struct GrpcSettings {
 }
 
 impl GrpcSettings {
-    /// These settings, completed by `other`. The addresses are taken together from one of them; the
-    /// certificate may come from either, so that it is never lost.
+    /// These settings, completed by `other`. Both addresses come from the same source; the certificate
+    /// may come from either, so that it is never lost.
     pub(crate) fn over(self, other: &Self) -> Self {
         let is_served = self.is_served();
         Self {
@@ -42,7 +42,7 @@ impl GrpcSettings {
         }
     }
 
-    /// Whether there is any listener.
+    /// Whether there is a listener.
     pub(crate) fn is_served(&self) -> bool {
         self.listen.is_some() || self.socket.is_some()
     }

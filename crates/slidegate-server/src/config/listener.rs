@@ -1,13 +1,13 @@
-//! Keys that every section of a listener has beside its address: certificates and a Unix socket.
+//! Keys of every listener section beside the address: certificates and a Unix socket.
 //!
 //! Certificate files are not read here. The listener reads them, and reloads them when they change.
 
 use std::path::PathBuf;
 
+use lined_config::{Form, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate_config::section::Section;
-use slidegate_config::values::{Form, Parsed, Text};
+use slidegate_config::values::{Parsed, Text, form_of};
 
 use crate::listener::{SocketFile, TlsFiles};
 
@@ -17,7 +17,7 @@ pub(super) struct SocketMode(pub(super) u32);
 
 impl Text for SocketMode {
     const FORM: Form =
-        Form::of::<Self>("socket-mode", "three octal digits, for example `\"0660\"`").pattern("^0?[0-7]{3}$");
+        form_of::<Self>("socket-mode", "three octal digits, for example `\"0660\"`").pattern("^0?[0-7]{3}$");
 
     fn parse(text: &str) -> Result<Self, String> {
         let digits = if text.len() == 4 { text.strip_prefix('0') } else { Some(text) };
@@ -48,8 +48,7 @@ pub(super) struct ListenerKeys {
 }
 
 impl ListenerKeys {
-    /// The certificates of the TCP address and the Unix socket, if there are any. Incomplete keys
-    /// are reported.
+    /// The certificates of the TCP listener, and the Unix socket. Reports incomplete keys.
     pub(super) fn build(
         self,
         section: &Section<'_>,

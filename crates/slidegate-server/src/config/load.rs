@@ -1,30 +1,26 @@
-//! Loads a configuration from a file or a text, or returns all mistakes in it.
+//! Loads the config from a file or a text.
 
 use std::fs::File;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use lined_config::{ConfigErrors, Document, Excerpt, Node, Position, Value, defaults_in};
 use ring::digest::{SHA256, digest};
 use serde_json::Value as Json;
-use slidegate_config::check;
-use slidegate_config::errors::{ConfigErrors, Findings};
-use slidegate_config::policies::{MAX_FILE_BYTES, MINIMAL, document};
-use slidegate_config::schema::defaults_in;
-use slidegate_config::section::Section;
-use slidegate_config::yaml::{Excerpt, Node, Position, Value};
+use slidegate_config::policies::MINIMAL;
 
 use super::environment::{LISTEN_VARIABLE, Outside, check_names, variable};
-use super::schema::{FORMS, schema};
+use super::schema::schema;
 use super::values::ADDRESS;
-use super::{Config, FileContent, flag, foreign, secret_files, sections};
+use super::{Config, FileContent, flag, secret_files, sections};
 
 /// The default address of the HTTP interface, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
 
 impl Config {
-    /// Reads a file and `--policy` texts, whose policies follow those of the file. Without both,
-    /// and without other limits, there is a default policy.
+    /// Reads a file and `--policy` texts, whose policies follow those of the file. Without either, and
+    /// without other limits, there is a default policy.
     pub(crate) fn from_sources(
         file: Option<&Path>,
         texts: &[String],
@@ -50,45 +46,44 @@ impl Config {
     pub(super) fn load(path: &Path, outside: &Outside) -> Result<Self, ConfigErrors> {
         let (text, name) = (read(path)?, path.display().to_string());
         let mut config = Self::parse_with(&text, &name, outside)?;
-        config.exposed.extend(secret_files::inline(path, &document(&text, &name)?));
+        config.exposed.extend(secret_files::inline(path, &Document::parse(&text, &name)?.root));
         Ok(config)
     }
 
-    /// Reads a text without the environment; errors name it `name`.
+    /// Reads a text without the environment. `name` begins errors.
     pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
         Self::parse_with(text, name, &Outside::default())
     }
 
-    /// Reads a text; errors name it `name`.
+    /// Reads a text. `name` begins errors.
     pub(super) fn parse_with(text: &str, name: &str, outside: &Outside) -> Result<Self, ConfigErrors> {
-        let root = document(text, name)?;
-        if let Some((position, message)) = foreign::recognise(&root) {
-            return Err(ConfigErrors::at(name, position, message));
+        let document = Document::parse(text, name)?;
+        if let (Some(domain), Some(_)) = (document.root.get("domain"), document.root.get("descriptors")) {
+            let message = format!(
+                "this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`; write for example `{MINIMAL}`"
+            );
+            return Err(ConfigErrors::at(name, domain.position, message));
         }
-        if let Some(Node { value: Value::Null, is_rejected, .. }) = root.get("policies") {
-            // Not an error if limits come from elsewhere.
+        if let Some(Node { value: Value::Null, is_rejected, .. }) = document.root.get("policies") {
+            // Valid if there are other limits.
             is_rejected.set(outside.has_other_limits);
         }
-        let findings = Findings::default();
-        let top = Section::new(&root, String::new(), &findings);
-        let read = check::read(&top, schema(), &FORMS, |json| apply(outside, json));
-        let config = read.map(|(file, json): (sections::File, _)| {
-            file.build(&top, outside, FileContent { json, hash: sha256(text) })
-        });
-        findings.none_or_errors(name)?;
-        Ok(config.expect("a file without mistakes was read"))
+        let change = |json: &mut Json| apply(outside, json);
+        document.read(schema(), change, |file: sections::File, json, top| {
+            file.build(top, outside, FileContent { json, hash: sha256(text) })
+        })
     }
 }
 
-/// Puts the values of the command line and the environment into the checked JSON of a file.
+/// Overrides the validated JSON of a file with the command line and the environment.
 fn apply(outside: &Outside, file: &mut Json) {
     for (path, value) in &outside.settings {
         let (section, key) = path.rsplit_once('/').expect("a path has a section");
-        // Only an address, a URL or a path adds a section; the others need an existing one.
+        // Only an address, a URL or a path creates a section; other keys need an existing one.
         let creates = matches!(key, "redis" | "endpoint" | "path") || *path == "/resp/listen";
         if file.pointer(section).is_none() && creates {
             let parts: Vec<_> = section.split('/').skip(1).collect();
-            let schema = parts.iter().fold(schema(), |schema, part| &schema["properties"][part]);
+            let schema = parts.iter().fold(&schema().json, |schema, part| &schema["properties"][part]);
             let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
             *parent = defaults_in(schema).into();
         }
@@ -101,16 +96,16 @@ fn apply(outside: &Outside, file: &mut Json) {
     }
 }
 
-/// The text of a file. One that is too large is cut after the largest size.
+/// Reads a file, at most one byte more than is allowed.
 fn read(path: &Path) -> Result<String, ConfigErrors> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)).map_err(
-        |error| {
+    File::open(path)
+        .and_then(|file| file.take(Document::MAX_BYTES as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| {
             let message = format!("cannot be read: {error}; check the path and its permissions");
             ConfigErrors::one(&name, message)
-        },
-    )?;
+        })?;
     String::from_utf8(bytes).map_err(|error| {
         let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let lines = good.iter().filter(|byte| **byte == b'\n').count() as u64;
@@ -119,10 +114,9 @@ fn read(path: &Path) -> Result<String, ConfigErrors> {
     })
 }
 
-/// A file to start from: the default policy, and all other keys with their defaults as comments, as
-/// in the example.
+/// A file to start from: the default policy, and all other keys with their defaults as comments.
 pub(crate) fn starting_file() -> String {
-    // A link within the package, which has no `docs`.
+    // A symbolic link, because the package has no `docs`.
     const EXAMPLE: &str = include_str!("../../slidegate.example.yaml");
     const DEFAULTS: &str = "# Everything else, with the defaults:\n";
     let defaults = EXAMPLE.split_once(DEFAULTS).map_or("", |(_, defaults)| defaults);
@@ -140,8 +134,8 @@ pub(crate) fn starting_file() -> String {
     )
 }
 
-/// The address of the HTTP listener of a service with this file: from the environment, the file or
-/// the default. The rest of the file may be invalid.
+/// The HTTP address of a service with this file, from the environment, the file or the default. The
+/// rest of the file may be invalid.
 ///
 /// # Errors
 /// The file is not readable YAML, the address is invalid, or a variable is unknown.
@@ -157,12 +151,12 @@ pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErro
     })
 }
 
-/// The place and the text of a key of the section `server`, whatever else is invalid in the file.
+/// The place and the text of a key of the section `server`. The rest of the file may be invalid.
 pub(crate) fn http_setting(file: Option<&Path>, key: &str) -> Result<Option<(String, String)>, ConfigErrors> {
     let Some(path) = file else { return Ok(None) };
     let name = path.display().to_string();
-    let root = document(&read(path)?, &name)?;
-    let node = root.get("server").and_then(|server| server.get(key));
+    let document = Document::parse(&read(path)?, &name)?;
+    let node = document.root.get("server").and_then(|server| server.get(key));
     let text =
         |node: &Node| Some((format!("{name}:{}: server", node.position.line), node.scalar()?.to_owned()));
     Ok(node.and_then(text))
@@ -177,7 +171,7 @@ fn sha256(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Anyone who starts from the file must have what a service without one has.
+    /// The starting file must mean the same as no file.
     #[test]
     fn the_file_to_start_from_is_the_default_configuration() {
         use crate::config::{Storage, describe};

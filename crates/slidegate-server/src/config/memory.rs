@@ -1,4 +1,4 @@
-//! `store.memory:` how much the memory store holds, and the file in which usage outlives a restart.
+//! The section `store.memory`: bounds of the memory store, and snapshots.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -48,20 +48,19 @@ pub(crate) struct SnapshotSettings {
 }
 
 impl Memory {
-    /// Most keys held, unless their bytes bound them.
+    /// Maximum number of keys, unless their bytes bound them.
     pub(crate) fn most_keys(&self) -> usize {
         self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS)
     }
 
-    /// The store, to be built.
+    /// The builder of the store.
     pub(crate) fn builder(&self) -> MemoryStoreBuilder {
         let builder = MemoryStore::builder();
         let builder = self.max_keys.into_iter().fold(builder, MemoryStoreBuilder::max_keys);
         self.max_bytes.into_iter().fold(builder, MemoryStoreBuilder::max_bytes)
     }
 
-    /// The most memory that the store takes under these policies, and the policy with the largest
-    /// keys.
+    /// The maximum memory of the store under these policies, and which of them has the largest keys.
     pub(crate) fn worst_case<'p>(
         &self,
         policies: impl IntoIterator<Item = &'p Policy>,
@@ -72,7 +71,7 @@ impl Memory {
             let bytes = policy.quotas().map(|quota| {
                 MemoryStore::bytes_per_key(&policy.options().counts.counted(quota), policy.options().excess)
             });
-            // There are at most as many open reservations as keys. One each takes the most.
+            // There are at most as many open reservations as keys; one per key takes the most memory.
             let holds = usize::from(policy.expects_reservations());
             let options = policy.options();
             let has_special = options.tiers.is_some() || options.anchor_attribute.is_some();
@@ -95,11 +94,11 @@ impl Memory {
     }
 }
 
-/// The most memory that the store takes under some policies. Shows as a sentence.
+/// The maximum memory of the store. Displays as a sentence.
 #[derive(Debug)]
 pub(crate) struct WorstCase {
     pub(crate) estimate: MemoryEstimate,
-    /// What has the largest keys.
+    /// The policy with the largest keys.
     largest: String,
     max_bytes: Option<usize>,
 }
@@ -126,7 +125,7 @@ impl fmt::Display for WorstCase {
     }
 }
 
-/// As the start shows it: "memory, up to 1048576 keys".
+/// As shown at startup: "memory, up to 1048576 keys".
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.max_keys, self.max_bytes) {

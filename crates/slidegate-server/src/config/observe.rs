@@ -1,7 +1,6 @@
-//! `observe:` what the service reports about its decisions, and how it shows keys there.
+//! The section `observe`: what the service reports about its decisions.
 //!
-//! Keys are hashed with the store's key secret, so that a key has the same hash in the logs of all
-//! instances.
+//! Keys are hashed with the store's key secret, so that all instances log the same hash of a key.
 
 use std::collections::HashMap;
 
@@ -35,10 +34,10 @@ pub(crate) struct Observe {
     /// Where notifications are sent.
     #[serde(skip)]
     pub(crate) webhook: Option<WebhookSettings>,
-    /// By the names of policies. The default is [`KeysShown::Plain`].
+    /// How keys are shown, by the names of policies. The default is [`KeysShown::Plain`].
     #[serde(skip)]
     pub(crate) keys_shown: HashMap<String, KeysShown>,
-    /// The secret that keys are hashed with: the same in all instances.
+    /// The secret for hashes of keys.
     #[serde(skip)]
     pub(crate) key_secret: Option<Secret<String>>,
 }
@@ -48,8 +47,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// A key that was to be hidden and is not has been shown to everybody by the time it is
-    /// noticed.
+    /// A key that should be hidden is exposed before anyone notices.
     #[test]
     fn every_setting_arrives() {
         let text = "observe: {metrics: false, events: false, top: false, log_denials: false}\n\

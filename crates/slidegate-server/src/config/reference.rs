@@ -1,19 +1,18 @@
-//! The tables of keys in docs/config.md: the doc comments of the structs, with what their schema allows.
+//! The tables of keys in docs/config.md, generated from the schema and its doc comments.
 //!
-//! A table is between `<!-- keys of store.memory -->` and `<!-- end -->`. Its rows may be reordered by hand;
-//! new keys are added at its end. A row that an earlier table has is left out.
+//! A table stands between `<!-- keys of store.memory -->` and `<!-- end -->`. Rows keep the order of the
+//! page; new keys are added at the end. A row that an earlier table has is left out.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use slidegate_config::check::expected;
 
-use super::schema::{FORMS, schema};
+use super::schema::schema;
 
 const START: &str = "<!-- keys of ";
 const END: &str = "<!-- end -->";
 
-/// The page with the tables of this release.
+/// The page with current tables.
 fn with_tables(page: &str) -> String {
     let mut parts = page.split(START);
     let mut current = parts.next().unwrap_or_default().to_owned();
@@ -27,7 +26,7 @@ fn with_tables(page: &str) -> String {
 }
 
 fn table(path: &str, old: &str, rows: &mut BTreeSet<String>) -> String {
-    let root = slidegate_config::schema::published(schema());
+    let root = schema().published();
     let section = path.split('.').fold(&root, |section, key| {
         with_keys(&section["properties"][key]).unwrap_or_else(|| panic!("`{path}` has no keys"))
     });
@@ -51,7 +50,7 @@ fn table(path: &str, old: &str, rows: &mut BTreeSet<String>) -> String {
     table
 }
 
-/// The schema of a map with known keys: this one, or that of its elements.
+/// The schema that lists keys: this one, or that of its elements.
 fn with_keys(schema: &Value) -> Option<&Value> {
     if schema["properties"].is_object() {
         return Some(schema);
@@ -61,7 +60,7 @@ fn with_keys(schema: &Value) -> Option<&Value> {
     kinds.filter(|kind| kind.is_object()).find_map(with_keys)
 }
 
-/// What errors say is expected, without what is the same for all keys. Empty: any text.
+/// What errors say is expected, without phrases that are the same for all keys. Empty: any text.
 fn value_of(key: &str, schema: &Value) -> String {
     let example = format!(", for example `{key}: {}`", schema["default"].as_str().unwrap_or("60s"));
     let same = [
@@ -71,7 +70,9 @@ fn value_of(key: &str, schema: &Value) -> String {
         &example,
         "; write several as a list, for example `[user, path]`",
     ];
-    let value = same.iter().fold(expected(schema, &FORMS, key), |value, same| value.replace(same, ""));
+    let value = same
+        .iter()
+        .fold(super::schema::schema().expected(schema, key), |value, same| value.replace(same, ""));
     if value == "a text" { String::new() } else { value }
 }
 
@@ -84,13 +85,13 @@ fn default_of(schema: &Value) -> String {
     }
 }
 
-/// A key is described once, where it is read. `UPDATE_GOLDEN=1` rewrites the tables.
+/// Keys are described once, in the structs. `UPDATE_GOLDEN=1` rewrites the tables.
 #[test]
 fn the_reference_is_as_in_the_golden_file() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
     let page = std::fs::read_to_string(path).unwrap();
     super::tests::compare(path, &page, &with_tables(&page));
-    for section in schema()["properties"].as_object().unwrap().keys() {
+    for section in schema().json["properties"].as_object().unwrap().keys() {
         assert!(page.contains(&format!("{START}{section} -->")), "{section} has no table");
     }
 }

@@ -1,21 +1,20 @@
-//! `resp:` the port for clients of Redis.
+//! The section `resp`: the port for clients of Redis.
 //!
-//! It is served only with an address, from the file or `--resp`. The password may be in a file of
-//! its own, or in the environment, which takes precedence. No error and no log shows it.
+//! No error and no log shows the password.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::ring::digest::{SHA256, digest};
+use lined_config::{Form, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
-use slidegate_config::section::Section;
-use slidegate_config::values::{Form, Parsed, Span, Text};
+use slidegate_config::values::{Parsed, Span, Text, form_of};
 use subtle::ConstantTimeEq;
 
 use super::listener::ListenerKeys;
-use super::store::read_line;
+use super::store::secret_in;
 use crate::listener::{SocketFile, TlsFiles};
 
 /// The port for clients of Redis.
@@ -50,9 +49,9 @@ pub(crate) struct Resp {
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) socket: Option<SocketFile>,
     pub(crate) password: Option<Password>,
-    /// Of the address. `None`: no encryption.
+    /// Certificates of the address. `None`: no TLS.
     pub(crate) tls: Option<TlsFiles>,
-    /// How long a client may be idle. It is disconnected between once and twice that time.
+    /// Idle time after which a client is disconnected, between once and twice that time.
     pub(crate) idle_timeout: Duration,
     /// At least one.
     pub(crate) max_connections: usize,
@@ -63,8 +62,8 @@ pub(crate) struct Resp {
 pub(crate) struct Password(Secret<String>);
 
 impl Password {
-    /// Whether this is the password. The time depends on the length of `given` only: digests are
-    /// compared, so that it does not reveal the length of the password either.
+    /// Whether this is the password. Digests are compared in constant time, so the time depends only on
+    /// the length of `given`.
     pub(crate) fn is(&self, given: &[u8]) -> bool {
         let sha256 = |bytes| digest(&SHA256, bytes);
         sha256(self.0.expose().as_bytes()).as_ref().ct_eq(sha256(given).as_ref()).into()
@@ -72,7 +71,7 @@ impl Password {
 }
 
 impl Text for Password {
-    const FORM: Form = Form::of::<Self>("resp-password", "a text of 1 to 512 bytes").secret();
+    const FORM: Form = form_of::<Self>("resp-password", "a text of 1 to 512 bytes").secret();
 
     fn parse(text: &str) -> Result<Self, String> {
         let is_valid = (1..=512).contains(&text.len());
@@ -81,17 +80,11 @@ impl Text for Password {
 }
 
 /// The path of a file with a password. The text to keep is the password.
-pub(super) const PASSWORD_FILE: Form = Form::new("password-file", "the path of a file", |path| {
-    let password = read_line(path)?;
-    match Password::parse(&password) {
-        Ok(_) if !password.contains(char::REPLACEMENT_CHARACTER) => Ok(password),
-        _ => Err(format!("must be a file that holds {}", Password::FORM.expected)),
-    }
-})
-.secret();
+pub(super) const PASSWORD_FILE: Form =
+    Form::new("password-file", "the path of a file", |path, _| secret_in::<Password>(path)).secret();
 
 impl RespSection {
-    /// The port. `None` if it is invalid, which is reported.
+    /// The port. Reports mistakes and returns `None` if it is invalid.
     pub(super) fn build(self, section: &Section<'_>) -> Option<Resp> {
         if section.has("password") && section.has("password_file") {
             section.invalid("password_file", "conflicts with password; keep one");
@@ -117,7 +110,7 @@ impl RespSection {
 }
 
 impl Resp {
-    /// Whether clients need no credential.
+    /// Whether clients need neither a password nor a certificate.
     pub(crate) fn is_open(&self) -> bool {
         let verifies_clients = self.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some());
         self.password.is_none() && !verifies_clients
@@ -134,7 +127,7 @@ mod tests {
         parse_with(&format!("resp: {{{keys}}}"), outside).resp.expect("a port is named")
     }
 
-    /// What does not arrive is a port that is open to everyone, or closed to all.
+    /// A lost setting leaves the port open to everyone or closed to all.
     #[test]
     fn every_setting_of_the_port_arrives() {
         let said = resp(
@@ -157,7 +150,7 @@ mod tests {
         assert!(parse("").resp.is_none(), "off unless it is named");
     }
 
-    /// `--resp` and the environment win, and the rest of the file still counts.
+    /// `--resp` and the environment win, and the rest of the file still applies.
     #[test]
     fn arguments_and_variables_take_precedence_over_the_file() {
         let outside = outside(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);

@@ -1,11 +1,12 @@
 //! The JSON Schema of the config file.
 
-use std::sync::{LazyLock, OnceLock};
+use std::sync::OnceLock;
 
+use lined_config::{Form, Schema};
 use serde_json::Value;
+use slidegate_config::foreign::KEYS;
 use slidegate_config::policy::POLICY_FORMS;
-use slidegate_config::schema::schema_of;
-use slidegate_config::values::{Form, Text};
+use slidegate_config::values::Text;
 
 use super::admin::{HOST, OwnKey, TokenHash};
 use super::auth::{AttributeSource, TRUSTED_PROXY};
@@ -17,43 +18,40 @@ use super::traces::{ENDPOINT, FIELD, HeaderText};
 use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl};
 use super::webhook;
 
-/// Every form of text.
-pub(super) static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
-    let own = [
-        ADDRESS,
-        SocketMode::FORM,
-        HOST,
-        TRUSTED_PROXY,
-        FIELD,
-        ENDPOINT,
-        READABLE_FILE,
-        KEY_FILE,
-        PASSWORD_FILE,
-        Password::FORM,
-        TokenHash::FORM,
-        OwnKey::FORM,
-        HeaderText::FORM,
-        AttributeSource::FORM,
-        RedisUrl::FORM,
-        ByteSize::FORM,
-        NEW_FILE,
-        webhook::URL,
-        webhook::SECRET,
-        webhook::SECRET_FILE,
-    ];
-    POLICY_FORMS.into_iter().chain(own).collect()
-});
+/// The forms of the texts in sections of the service.
+const FORMS: [Form; 20] = [
+    ADDRESS,
+    SocketMode::FORM,
+    HOST,
+    TRUSTED_PROXY,
+    FIELD,
+    ENDPOINT,
+    READABLE_FILE,
+    KEY_FILE,
+    PASSWORD_FILE,
+    Password::FORM,
+    TokenHash::FORM,
+    OwnKey::FORM,
+    HeaderText::FORM,
+    AttributeSource::FORM,
+    RedisUrl::FORM,
+    ByteSize::FORM,
+    NEW_FILE,
+    webhook::URL,
+    webhook::SECRET,
+    webhook::SECRET_FILE,
+];
 
 /// The schema as `slidegate schema` prints it.
 pub(crate) fn published() -> Value {
-    let mut schema = slidegate_config::schema::published(schema());
+    let mut schema = self::schema().published();
     // A file may lack policies only if limits come from elsewhere.
     schema["required"] = ["policies"].as_slice().into();
     without_links(&mut schema);
     schema
 }
 
-/// Leaves the text of links in descriptions, whose targets are those of docs/config.md.
+/// Replaces links in descriptions by their text. Their targets are relative to docs/config.md.
 fn without_links(schema: &mut Value) {
     if let Some(Value::String(text)) = schema.get_mut("description") {
         while let Some((middle, end)) =
@@ -72,9 +70,12 @@ fn without_links(schema: &mut Value) {
 }
 
 /// The schema that files are validated against.
-pub(super) fn schema() -> &'static Value {
-    static SCHEMA: OnceLock<Value> = OnceLock::new();
-    SCHEMA.get_or_init(|| schema_of::<File>("Configuration of slidegate", &FORMS))
+pub(super) fn schema() -> &'static Schema {
+    static SCHEMA: OnceLock<Schema> = OnceLock::new();
+    SCHEMA.get_or_init(|| {
+        let forms = [&POLICY_FORMS[..], &FORMS].concat();
+        Schema::of::<File>("Configuration of slidegate", &forms).with_synonyms(KEYS)
+    })
 }
 
 #[cfg(test)]
@@ -85,7 +86,7 @@ mod tests {
 
     const EXAMPLE: &str = include_str!("../../../../docs/slidegate.example.yaml");
 
-    /// Editors read the file that is checked in: it must be what this release accepts.
+    /// Editors use the checked-in schema, which must match this release.
     #[test]
     fn the_schema_is_as_in_the_golden_file() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/slidegate.schema.json");
@@ -99,8 +100,7 @@ mod tests {
         validator.is_valid(&file)
     }
 
-    /// Anyone who starts from the example must not see it underlined, and must see mistakes
-    /// underlined.
+    /// Editors must accept the example and underline mistakes.
     #[test]
     fn editors_accept_the_example_and_underline_mistakes() {
         assert!(EXAMPLE.starts_with("# yaml-language-server: $schema=slidegate.schema.json\n"));
@@ -125,11 +125,11 @@ mod tests {
         assert!(!is_valid("server: {}"));
     }
 
-    /// Programs read the policies of a service's file, whatever else it has.
+    /// Programs read the policies of a service's file and ignore its other sections.
     #[test]
     fn every_section_is_one_of_policies_or_listed_as_one_of_the_service() {
         use slidegate_config::policies::SERVICE_SECTIONS;
-        let schema = schema();
+        let schema = &schema().json;
         let mut listed: Vec<&str> = ["attributes", "policies"].into_iter().chain(SERVICE_SECTIONS).collect();
         listed.sort_unstable();
         let mut sections: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
@@ -137,10 +137,10 @@ mod tests {
         assert_eq!(sections, listed);
     }
 
-    /// A key without an example is one that nobody sets.
+    /// Users find keys in the example.
     #[test]
     fn every_key_is_in_the_example() {
-        for (section, known) in schema()["properties"].as_object().unwrap() {
+        for (section, known) in schema().json["properties"].as_object().unwrap() {
             let known = known["items"]["properties"].as_object().or(known["properties"].as_object()).unwrap();
             for key in known.keys() {
                 assert!(EXAMPLE.contains(&format!("{key}:")), "{section}: {key} is not in the example");

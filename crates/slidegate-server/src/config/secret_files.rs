@@ -1,14 +1,13 @@
-//! Files with secrets that everybody on this machine may read.
+//! Warnings about files with secrets that every user of the machine may read.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use slidegate_config::section::Section;
-use slidegate_config::yaml::Node;
+use lined_config::{Node, Section};
 
 use super::environment::Outside;
 
-/// The keys of the file that name a file with a secret.
+/// Config keys that name a file with a secret.
 const KEYS: [(&str, &str); 6] = [
     ("server", "key_file"),
     ("grpc", "key_file"),
@@ -17,15 +16,15 @@ const KEYS: [(&str, &str); 6] = [
     ("store", "key_file"),
     ("webhook", "secret_file"),
 ];
-/// The keys of the file that are secrets themselves. A URL is one if it has a password.
+/// Config keys that hold a secret. A URL holds one if it has a password.
 const INLINE: [(&str, &str); 4] =
     [("store", "redis"), ("store", "key_secret"), ("resp", "password"), ("webhook", "secret")];
-/// The permission of others to read a file.
+/// Permission bit: others may read the file.
 const OTHERS_READ: u32 = 0o004;
-/// The permission of others to enter a folder.
+/// Permission bit: others may enter the directory.
 const OTHERS_ENTER: u32 = 0o001;
 
-/// A warning about each of them.
+/// Warnings about readable files that the config or the environment names.
 pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
     let of_file = KEYS.iter().filter_map(|(section, key)| {
         let path = top.get(section)?.get(key).and_then(Node::scalar)?;
@@ -40,7 +39,7 @@ pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
     exposed.map(warning).collect()
 }
 
-/// A warning about a config file with a secret in it.
+/// A warning about a readable config file that holds a secret.
 pub(super) fn inline(file: &Path, content: &Node) -> Option<String> {
     let is_secret = |(section, key): &&(&str, &str)| {
         let value = content.get(section).and_then(|section| section.get(key)).and_then(Node::scalar);
@@ -71,7 +70,7 @@ mod tests {
     use crate::config::tests::parse_with;
     use crate::config::{Config, Outside};
 
-    /// A secret that every account of a machine can read is none, and nobody looks at modes.
+    /// Nobody notices a secret that every account on the machine can read.
     #[test]
     fn files_with_secrets_that_everybody_may_read_are_warned_about() {
         let folder = TempDir::new("exposed");

@@ -1,15 +1,15 @@
-//! The whole file: its sections, and how they become one checked configuration.
+//! The sections of the file, and the config built from them.
 //!
-//! Reading continues after a mistake to find all of them. The result is valid only if none was
+//! Building continues after mistakes to find all of them. The result is valid only if none was
 //! reported.
 
 use std::net::SocketAddr;
 
+use lined_config::Section;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{CostUnit, Policy};
-use slidegate_config::policies::{MINIMAL, Policies, PolicySections, lists_policies, report_missing};
-use slidegate_config::section::Section;
+use slidegate::{CostUnit, PolicySet};
+use slidegate_config::policies::{MINIMAL, Policies, PolicySections, report_missing};
 use slidegate_config::values::Span;
 use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 
@@ -105,8 +105,27 @@ struct HeadersSection {
     retry_after_ms: bool,
 }
 
+impl HeadersSection {
+    /// The fields. Reports a style with units if no policy has one, unless `may_lack_units`.
+    fn build(&self, section: &Section<'_>, policies: &PolicySet, may_lack_units: bool) -> HeaderOptions {
+        let Self { draft, x_ratelimit, retry_after, retry_after_ms } = *self;
+        let shows_units = matches!(x_ratelimit, XRateLimit::OpenAi | XRateLimit::Anthropic);
+        if shows_units
+            && !may_lack_units
+            && policies.iter().all(|policy| policy.unit_name().and_then(CostUnit::from_name).is_none())
+        {
+            let why = format_args!(
+                "`{x_ratelimit}` shows policies with a unit, and none has one; write for example `unit: tokens` in a \
+                 policy"
+            );
+            section.invalid("x_ratelimit", why);
+        }
+        HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms }
+    }
+}
+
 impl File {
-    /// The configuration; `top` is the section of the whole file, and `content` its JSON.
+    /// Builds the config. `top` is the section of the whole file, `content` its JSON.
     pub(super) fn build(self, top: &Section<'_>, outside: &Outside, content: FileContent) -> Config {
         let auth = self.auth.build(&top.child("auth"));
         let mut observe = self.observe;
@@ -114,7 +133,7 @@ impl File {
             traces.check(&top.child("observe").child("traces"));
         }
         observe.key_secret = self.store.key_secret();
-        let has_policies = lists_policies(top);
+        let has_policies = top.has("policies");
         if !has_policies && !outside.has_other_limits {
             report_missing(top);
         }
@@ -130,17 +149,8 @@ impl File {
             try_out(shared, &policies, top);
         }
         let (tls, socket) = self.server.listener.build(&top.child("server"), true);
-        let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = self.headers;
-        let shows_units = matches!(x_ratelimit, XRateLimit::OpenAi | XRateLimit::Anthropic);
-        let has_units =
-            policies.iter().filter_map(Policy::unit_name).any(|name| CostUnit::from_name(name).is_some());
-        if shows_units && !has_units && has_policies && !outside.has_other_limits {
-            let why = format_args!(
-                "`{x_ratelimit}` shows policies with a unit, and none has one; write for example `unit: tokens` in a \
-                 policy"
-            );
-            top.child("headers").invalid("x_ratelimit", why);
-        }
+        let may_lack_units = !has_policies || outside.has_other_limits;
+        let headers = self.headers.build(&top.child("headers"), &policies, may_lack_units);
         Config {
             policies,
             candidates,
@@ -161,7 +171,7 @@ impl File {
             resp,
             address_attributes: addresses,
             warnings,
-            headers: HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms },
+            headers,
             auth,
             admin: self.admin,
             observe,
@@ -179,7 +189,7 @@ mod tests {
     use crate::config::tests::parse;
     use crate::listener::ConnectionCaps;
 
-    /// A setting that does not arrive is found out in the middle of an incident.
+    /// A setting that is ignored goes unnoticed until an incident.
     #[test]
     fn every_setting_arrives() {
         let text = "
@@ -210,7 +220,7 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
         assert_eq!((config.headers.draft, config.headers.x_ratelimit), (Draft::Off, XRateLimit::Off));
     }
 
-    /// Clients that find none of the fields that they wait by retry at once.
+    /// Clients that miss the fields they wait by retry at once.
     #[test]
     fn styles_with_units_need_a_policy_with_a_unit() {
         for (name, style) in [("openai", XRateLimit::OpenAi), ("anthropic", XRateLimit::Anthropic)] {

@@ -1,27 +1,25 @@
-//! `store:` where usage is kept: in memory, or in a store that instances share.
+//! The section `store`: usage in memory, or in a store that instances share.
 //!
-//! The command line takes precedence over the environment, and the environment over the file.
-//! Errors repeat no part of a URL: it may hold a password.
+//! Errors show no part of a URL, because it may hold a password.
 
 use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
+use lined_config::{Form, Node, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::internal::check_policy;
 use slidegate::store::FallbackStore;
 use slidegate::{PolicySet, Secret};
-use slidegate_config::section::Section;
-use slidegate_config::values::{Form, Parsed, Span};
-use slidegate_config::yaml::Node;
+use slidegate_config::values::{Parsed, Span, Text};
 use slidegate_redis::{ClientCertificate, RedisOptions, RedisStore};
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;
 use super::values::RedisUrl;
 
-/// Largest file of certificates: all authorities that browsers trust take a fifth of it.
+/// Largest file of certificates. All authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// Where usage is kept. With `redis`, limits live there and all instances share them.
@@ -104,13 +102,13 @@ enum Requirement {
 pub(crate) struct SharedStore {
     /// Shows as its URL without secrets.
     pub(crate) options: RedisOptions,
-    /// The longest a decision may take.
+    /// Maximum time per decision.
     pub(crate) deadline: Duration,
-    /// How many instances share the limits, at least one, if they do not count themselves.
+    /// The number of instances, at least 1; `None` if they count themselves.
     pub(crate) instances: Option<u64>,
-    /// Whether the service starts only if limits are shared.
+    /// Whether the service only starts if limits are shared.
     pub(crate) requires_sharing: bool,
-    /// Whether instances publish what they do.
+    /// Whether instances publish their counters.
     pub(crate) fleet: bool,
 }
 
@@ -119,8 +117,7 @@ impl StoreSection {
         self.key_secret.clone().map(Secret::new)
     }
 
-    /// The memory store, and the shared store: `None` if there is none, or if it is invalid, which is
-    /// reported.
+    /// The memory store, and the shared store if there is a valid one. Reports mistakes.
     pub(super) fn build(self, section: &Section<'_>) -> (Memory, Option<SharedStore>) {
         if self.redis.is_some() && self.memory.snapshot.is_some() {
             let why = "needs the memory store, and with redis usage is kept there; leave one of them out";
@@ -182,13 +179,14 @@ impl StoreSection {
     }
 }
 
-/// The path of a file with certificates or a key. The text to keep is its content.
-pub(super) const READABLE_FILE: Form = Form::new("readable-file", "the path of a file", read_file);
+/// The path of a PEM file. The text to keep is its content.
+pub(super) const READABLE_FILE: Form =
+    Form::new("readable-file", "the path of a file", |path, _| read_file(path));
 
-/// The same of a file with a secret, which may be given instead of its path by mistake.
-pub(super) const KEY_FILE: Form = Form::new("key-file", READABLE_FILE.expected, read_file).secret();
+/// The path of a PEM file with a key, which may be given in place of the path by mistake.
+pub(super) const KEY_FILE: Form = Form { name: "key-file", ..READABLE_FILE }.secret();
 
-/// The content of a file. PEM is ASCII, so other bytes are replaced.
+/// The content of a PEM file. PEM is ASCII, so other bytes are replaced.
 fn read_file(path: &str) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes));
@@ -199,7 +197,16 @@ fn read_file(path: &str) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The content of a file without the line end that editors add.
+/// The secret in a file, if it is valid.
+pub(super) fn secret_in<T: Text>(path: &str) -> Result<String, String> {
+    let secret = read_line(path)?;
+    if T::parse(&secret).is_ok() && !secret.contains(char::REPLACEMENT_CHARACTER) {
+        return Ok(secret);
+    }
+    Err(format!("must be a file that holds {}", T::FORM.expected))
+}
+
+/// The content of a file without the final line break that editors add.
 pub(super) fn read_line(path: &str) -> Result<String, String> {
     read_file(path).map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
 }
@@ -216,7 +223,7 @@ pub(super) fn certificate(
     Some(ClientCertificate::new(certificate_pem, key_pem))
 }
 
-/// Creates the store, without a connection, to find unreadable certificates and limits that scripts
+/// Creates the store without a connection, to find invalid certificates and limits that its scripts
 /// cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
     let redis = match RedisStore::new(shared.options.clone()) {
@@ -250,7 +257,7 @@ mod tests {
         parse_with(&format!("store: {{{keys}}}"), outside).shared.expect("a store is named")
     }
 
-    /// What does not arrive is found out when Redis is in trouble.
+    /// A setting that is ignored goes unnoticed until Redis fails.
     #[test]
     fn every_setting_of_the_store_arrives() {
         let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
@@ -282,7 +289,7 @@ mod tests {
         );
     }
 
-    /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
+    /// Passwords stay out of the file, so the environment wins and the rest of the file still applies.
     #[test]
     fn arguments_and_variables_take_precedence_over_the_file() {
         let outside = outside(&[("/store/redis", "redis://outside"), ("/store/key_secret", "outside")]);

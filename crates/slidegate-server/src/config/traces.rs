@@ -1,20 +1,19 @@
-//! `observe: traces:` where spans of decisions are sent.
+//! The section `observe.traces`: where spans of decisions are sent.
 //!
-//! The standard variables of OpenTelemetry take precedence, see `environment.rs`. Without an
-//! endpoint there are no traces.
+//! The standard variables of OpenTelemetry take precedence, see `environment.rs`.
 
 use std::collections::BTreeMap;
 
 use axum::http::{HeaderName, HeaderValue, Uri};
+use lined_config::{Form, Section, only_if};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
-use slidegate_config::section::Section;
-use slidegate_config::values::{Form, Parsed, Text, only_if};
+use slidegate_config::values::{Parsed, Text, form_of};
 
 use crate::http_client::origin;
 
-/// The path of traces after a collector's URL, as the OTLP standard has it.
+/// The path of traces below a collector's URL, as OTLP defines it.
 const PATH: &str = "/v1/traces";
 
 /// Where spans of decisions are sent, by OTLP over HTTP.
@@ -40,8 +39,8 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// The endpoint for messages. Its path is shown only if it is the usual one: others may hold a
-    /// key.
+    /// The endpoint for messages. A path other than the standard one is not shown, because it may hold
+    /// a secret.
     pub(crate) fn shown(&self) -> String {
         let origin = origin(&self.endpoint);
         if self.endpoint == format!("{origin}{PATH}") { self.endpoint.clone() } else { origin }
@@ -55,24 +54,27 @@ impl Traces {
     }
 }
 
-/// The whole URL of traces, where `/v1/traces` is added unless the URL is whole already.
-pub(super) fn endpoint(url: &str, is_whole: bool) -> Option<String> {
+/// A URL with the scheme `http` or `https` and a host.
+pub(super) fn http_url(url: &str) -> Option<Uri> {
     let uri: Uri = url.parse().ok()?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
-    if !is_http || uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
-        return None;
-    }
+    (is_http && uri.host().is_some_and(|host| !host.is_empty())).then_some(uri)
+}
+
+/// The full URL of traces. `/v1/traces` is added unless the URL is complete.
+pub(super) fn endpoint(url: &str, is_whole: bool) -> Option<String> {
+    http_url(url).filter(|uri| uri.query().is_none())?;
     let url = url.trim_end_matches('/');
     Some(if is_whole || url.ends_with(PATH) { url.to_owned() } else { format!("{url}{PATH}") })
 }
 
-/// The URL of a collector. The text to keep is the whole URL of traces.
+/// The URL of a collector. The text to keep is the full URL of traces.
 pub(super) const ENDPOINT: Form = Form::new(
     "otlp-url",
     "the collector's URL for OTLP over HTTP, for example `http://127.0.0.1:4318`",
-    |url| {
+    |url, _| {
         if url.contains('@') {
-            // Not repeated: a password may stand before the `@`.
+            // The URL is not shown: a password may precede the `@`.
             return Err(
                 "contains a name or password; put what the collector expects under `headers`".to_owned()
             );
@@ -85,7 +87,7 @@ pub(super) const ENDPOINT: Form = Form::new(
 
 /// The name of a header field.
 pub(super) const FIELD: Form =
-    Form::new("header-name", "the name of a header field, for example `authorization`", |text| {
+    Form::new("header-name", "the name of a header field, for example `authorization`", |text, _| {
         only_if(text.parse::<HeaderName>().is_ok(), text)
     });
 
@@ -94,7 +96,7 @@ pub(super) const FIELD: Form =
 pub(crate) struct HeaderText(pub(crate) Secret<String>);
 
 impl Text for HeaderText {
-    const FORM: Form = Form::of::<Self>("header-value", "the text of a header field").secret();
+    const FORM: Form = form_of::<Self>("header-value", "the text of a header field").secret();
 
     fn parse(text: &str) -> Result<Self, String> {
         HeaderValue::from_str(text).map(|_| Self(Secret::new(text.to_owned()))).map_err(|_| String::new())
@@ -106,7 +108,7 @@ mod tests {
     use super::*;
     use crate::config::tests::parse_with;
     use crate::config::{Arguments, Outside};
-    use slidegate_config::errors::ConfigErrors;
+    use lined_config::ConfigErrors;
 
     fn outside(variables: &[(&str, &str)]) -> Result<Outside, ConfigErrors> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
@@ -119,7 +121,7 @@ mod tests {
         parse_with(text, &outside).observe.traces
     }
 
-    /// Spans that go nowhere, or somewhere else, are missed on the day that they are needed.
+    /// Spans that go nowhere are missed on the day they are needed.
     #[test]
     fn every_setting_arrives_and_the_environment_comes_first() {
         assert_eq!(read("", &[]), None);

@@ -1,12 +1,13 @@
-//! Values of the service that are written as text: sizes, addresses, paths and URLs.
+//! Values of the service written as text: sizes, addresses, paths and URLs.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 
+use lined_config::{Form, only_if};
 use serde::de::{Deserialize, Deserializer, Error};
-use slidegate_config::values::{Form, Parsed, Text, only_if};
+use slidegate_config::values::{Parsed, Text, form_of};
 use slidegate_redis::RedisOptions;
 
 /// Reads a value of the library from its text.
@@ -46,7 +47,7 @@ const BYTE_UNITS: [(&str, u64); 14] = [
 ];
 
 impl Text for ByteSize {
-    const FORM: Form = Form::of::<Self>(
+    const FORM: Form = form_of::<Self>(
         "byte-size",
         "1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `1GiB`",
     )
@@ -71,12 +72,12 @@ pub(super) fn bytes<'de, N: TryFrom<usize>, D: Deserializer<'de>>(deserializer: 
     N::try_from(bytes).map_err(|_| D::Error::custom("too many bytes"))
 }
 
-/// Reads a number of bytes of a key that may be missing.
+/// Reads a number of bytes for an optional key.
 pub(super) fn some_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
     bytes(deserializer).map(Some)
 }
 
-/// Bytes in the largest unit in which they are at least 1, with three digits: `1.5 GiB`.
+/// Bytes in the largest unit that gives at least 1, with three digits: `1.50 GiB`.
 pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let unit = (bytes.max(1).ilog2() / 10) as usize;
@@ -89,21 +90,22 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     format!("{size:.digits$} {}", UNITS[unit])
 }
 
-/// The path of a file that is yet to be written.
+/// The path of a file to write, which may not exist yet.
 pub(super) const NEW_FILE: Form = Form::new(
     "new-file",
     "the path of a file, not of a directory, for example `path: /var/lib/slidegate/usage`",
-    |path| {
+    |path, _| {
         let names_file = !path.ends_with('/') && Path::new(path).file_name().is_some();
         only_if(names_file && !path.contains('\0'), path)
     },
 );
 
 /// An address with its port.
-pub(super) const ADDRESS: Form =
-    Form::new("address", "an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`", |text| {
-        text.parse().map(|address: SocketAddr| address.to_string()).map_err(|_| String::new())
-    });
+pub(super) const ADDRESS: Form = Form::new(
+    "address",
+    "an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
+    |text, _| text.parse().map(|address: SocketAddr| address.to_string()).map_err(|_| String::new()),
+);
 
 /// An address on the command line.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
@@ -115,7 +117,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
 pub(super) struct RedisUrl(pub(super) RedisOptions);
 
 impl Text for RedisUrl {
-    const FORM: Form = Form::of::<Self>("redis-url", "a URL, for example `redis: redis://127.0.0.1:6379`")
+    const FORM: Form = form_of::<Self>("redis-url", "a URL, for example `redis: redis://127.0.0.1:6379`")
         .pattern(r"^(rediss?(\+cluster|\+sentinel)?://|redis\+unix://|unix://)")
         .secret();
 

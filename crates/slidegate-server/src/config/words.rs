@@ -1,4 +1,4 @@
-//! Describes a policy in words, for `slidegate validate`.
+//! Policies described in words, for `slidegate validate`.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use slidegate_replay::{grouped, redis_bytes_at_most, redis_holds_bytes, redis_ta
 
 use super::values::format_bytes;
 
-/// Most open reservations of a key.
+/// Maximum number of open reservations of a key.
 const MAX_HOLDS: usize = 1024;
 
 /// Where usage lives.
@@ -18,11 +18,11 @@ const MAX_HOLDS: usize = 1024;
 pub(crate) enum Storage {
     /// In this process's memory.
     Memory,
-    /// In Redis, which this many instances share, if their number is known.
+    /// In Redis, shared by this many instances if their number is known.
     Redis { instances: Option<u64> },
 }
 
-/// What a policy does, in sentences on one line.
+/// Describes a policy in sentences on one line.
 ///
 /// "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact
 /// sliding log). Denies. A key takes about 153 bytes at most."
@@ -84,7 +84,7 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     words
 }
 
-/// What one key and so many keys of a policy take at most, in memory and in Redis, on one line.
+/// The maximum size of one key and of `keys` keys, in memory and in Redis, on one line.
 pub(crate) fn describe_keys(policy: &Policy, keys: u64) -> String {
     let one = |storage| {
         let KeySize { usage, held } = KeySize::of(policy, storage);
@@ -102,10 +102,10 @@ pub(crate) fn describe_keys(policy: &Policy, keys: u64) -> String {
     )
 }
 
-/// Most bytes of a key of a policy in a store.
+/// Maximum bytes of a key in a store.
 struct KeySize {
     usage: u64,
-    /// Of its open reservations.
+    /// Bytes of its open reservations.
     held: u64,
 }
 
@@ -129,8 +129,8 @@ impl KeySize {
     }
 }
 
-/// How many reservations a key has open if each holds the estimate, and as many are open as fit; none
-/// under a policy that expects none.
+/// How many reservations of the estimated cost fit into a key's limit; 0 if the policy expects no
+/// reservations.
 fn open_reservations(policy: &Policy) -> usize {
     if !policy.expects_reservations() {
         return 0;
@@ -150,7 +150,7 @@ pub(crate) fn quota_text(quota: &Quota) -> String {
     }
 }
 
-/// The counted cost, as in the configuration.
+/// The counted cost, as in the config.
 pub(crate) fn counted_name(counts: &Counts) -> Cow<'_, str> {
     match counts {
         Counts::Cost => "cost".into(),
@@ -163,7 +163,7 @@ pub(crate) fn counted_name(counts: &Counts) -> Cow<'_, str> {
     }
 }
 
-/// The counted cost and the reservations of a policy, where they differ from the defaults.
+/// The counted cost and reservations, where they differ from the defaults.
 fn reservations(policy: &Policy) -> String {
     let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
     let mut words = match &policy.options().counts {
@@ -190,7 +190,7 @@ fn reservations(policy: &Policy) -> String {
     words
 }
 
-/// What the policy does while a shared store is unreachable.
+/// Decisions while the shared store is unreachable.
 fn fallback(policy: &Policy, instances: Option<u64>) -> String {
     let quota = policy.quota();
     let share = match instances {
@@ -211,7 +211,7 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
     format!("While Redis is unreachable, {meanwhile}.")
 }
 
-/// The limits of tiers, the first of them if there are many.
+/// The limits of the first tiers and the number of others.
 fn tiers(policy: &Policy) -> String {
     const MOST: usize = 8;
     let Some(tiers) = &policy.options().tiers else { return String::new() };
@@ -246,7 +246,7 @@ fn conditions(policy: &Policy) -> String {
     if conditions.is_empty() { String::new() } else { format!(" whose {}", conditions.join(" and ")) }
 }
 
-/// What happens to requests that lack an attribute of the scope, if the policy says so.
+/// Requests without an attribute of the scope, if the policy has `on_missing`.
 fn missing(policy: &Policy) -> String {
     let attributes = policy.scope().join(" or ");
     match policy.options().on_missing {

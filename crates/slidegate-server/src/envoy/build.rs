@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use lined_config::one_line;
 use slidegate::{Policy, PolicySet, Quota};
-use slidegate_config::yaml::one_line;
 
 use super::file::{self, ConfigFile, Descriptor, RateLimitEntry};
 use super::folder::is_config;

@@ -7,8 +7,8 @@
 
 use std::fmt::{self, Write as _};
 
+use lined_config::{Node, Value, YamlFormat};
 use serde_json::{Map, Value as Json};
-use slidegate_config::yaml::{Node, Value, YamlFormat};
 
 use super::rule::{Rate, Rule, Unit};
 

@@ -8,16 +8,24 @@ use super::source_tree::{CRATES_FOLDER, SourceTree, Table};
 /// The crates of the workspace, each with the ones it may depend on, and its modules with what they
 /// may import. The modules of the library and of the service have tables of their own.
 const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
+    ("lined-config", &[], Some(LINED)),
     ("redis-once", &[], None),
     ("slidegate", &[], None),
-    ("slidegate-config", &["slidegate"], Some(CONFIG)),
+    ("slidegate-config", &["lined-config", "slidegate"], Some(CONFIG)),
     ("slidegate-http", &["slidegate"], Some(HTTP)),
     ("slidegate-module", &["slidegate", "slidegate-stored"], Some(MODULE)),
     ("slidegate-redis", &["slidegate", "redis-once", "slidegate-stored"], Some(REDIS)),
     ("slidegate-replay", &["slidegate", "slidegate-http"], Some(REPLAY)),
     (
         "slidegate-server",
-        &["slidegate", "slidegate-config", "slidegate-http", "slidegate-redis", "slidegate-replay"],
+        &[
+            "slidegate",
+            "lined-config",
+            "slidegate-config",
+            "slidegate-http",
+            "slidegate-redis",
+            "slidegate-replay",
+        ],
         None,
     ),
     ("slidegate-stored", &["slidegate"], Some(STORED)),
@@ -25,44 +33,39 @@ const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate-testkit", &[], Some(TESTKIT)),
 ];
 
-/// What validates values knows no policy, and policies know no file.
+/// Values know no schema, and nothing knows what a config is about.
+const LINED: &Table = &[
+    ("lib", &[]),
+    ("form", &[]),
+    ("text", &[]),
+    ("yaml", &["text"]),
+    ("errors", &["text", "yaml"]),
+    ("words", &["text", "yaml"]),
+    ("schema", &["form", "words"]),
+    ("check", &["errors", "schema", "text", "words", "yaml"]),
+    ("section", &["check", "errors", "schema", "words", "yaml"]),
+    ("document", &["errors", "schema", "section", "yaml"]),
+];
+
+/// Parts of a policy know no policy, and policies know no file.
 const CONFIG: &Table = &[
     ("lib", &[]),
-    ("yaml", &[]),
     ("names", &[]),
     ("foreign", &[]),
     ("values", &[]),
-    ("errors", &["yaml"]),
-    ("section", &["errors", "foreign", "yaml"]),
-    ("schema", &["values"]),
-    ("check", &["errors", "schema", "section", "values", "yaml"]),
-    ("quota", &["foreign", "section", "values"]),
-    ("overrides", &["quota", "section", "values", "yaml"]),
-    ("condition", &["overrides", "section", "values", "yaml"]),
-    ("unlikely", &["overrides", "section", "yaml"]),
-    ("escalate", &["section", "values"]),
-    ("counts", &["section", "values"]),
+    ("quota", &["foreign", "values"]),
+    ("overrides", &["quota", "values"]),
+    ("condition", &["overrides"]),
+    ("unlikely", &["overrides"]),
+    ("escalate", &["values"]),
+    ("counts", &["values"]),
     (
         "policy",
-        &[
-            "condition",
-            "counts",
-            "escalate",
-            "names",
-            "overrides",
-            "quota",
-            "schema",
-            "section",
-            "unlikely",
-            "values",
-        ],
+        &["condition", "counts", "escalate", "foreign", "names", "overrides", "quota", "unlikely", "values"],
     ),
-    ("added", &["check", "errors", "escalate", "policy", "section", "yaml"]),
-    ("text", &["added", "values", "yaml"]),
-    (
-        "policies",
-        &["check", "errors", "escalate", "policy", "schema", "section", "unlikely", "values", "yaml"],
-    ),
+    ("added", &["policy"]),
+    ("text", &["added", "values"]),
+    ("policies", &["escalate", "foreign", "policy", "unlikely"]),
 ];
 
 /// What describes a decision in header fields knows no layer.

@@ -33,7 +33,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("wire/ports", &["listener"]),
     // Configuration and access.
     ("envoy/rule", &[]),
-    ("config", &["envoy/rule", "http_client", "limits", "listener", "wire/request"]),
+    ("config", &["http_client", "limits", "listener", "wire/request"]),
     ("envoy", &["config", "debounce", "listener"]),
     ("access/attempts", &["caller", "log_limit"]),
     ("access", &["access/attempts", "caller", "config", "listener", "wire/problem", "wire/query"]),

@@ -153,7 +153,7 @@ pub(crate) const THREAT_TESTS: &[(&str, &[&str])] = &[
         "slidegate-server/src/control/fleet/record.rs::what_is_not_a_record_is_not_read",
     ]),
     ("aliases, nesting and lines that grow in memory", &[
-        "slidegate-config/src/policies.rs::bombs_are_refused_before_they_go_off",
+        "lined-config/src/document.rs::bombs_are_refused_before_they_go_off",
         "slidegate-replay/src/reader.rs::too_long_line_is_skipped_and_counted",
     ]),
 ];

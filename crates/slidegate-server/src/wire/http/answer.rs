@@ -1,11 +1,11 @@
 //! Decisions as JSON: the strictest one, its explanation, and those of all policies.
 
+use lined_config::without_null;
 use schemars::{JsonSchema, Schema};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use slidegate::reserve::{HoldStatus, Settlement, Ticket};
 use slidegate::{Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Request};
-use slidegate_config::schema::without_null;
 use slidegate_http::headers::{Problem, millis_ceil};
 
 use crate::engine::explanation;

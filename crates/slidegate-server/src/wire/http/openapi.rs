@@ -2,11 +2,11 @@
 
 #![allow(dead_code)] // of the fields of schemas
 
+use lined_config::without_null;
 use schemars::generate::{Contract, SchemaSettings};
 use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
-use slidegate_config::schema::without_null;
 
 use super::answer::{Answer, ChangeAnswer, Extended, OverLimit, ProblemMembers, TicketMembers};
 use super::holds::{CancelBody, ExtendBody, SettleBody};

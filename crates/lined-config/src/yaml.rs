@@ -1,10 +1,9 @@
-//! The YAML reader of both config formats: a document as a tree of values with their lines.
+//! YAML as a tree of values with their lines.
 //!
-//! slidegate's own config file is YAML 1.2, where `yes` and `on` are strings. envoyproxy/ratelimit
-//! reads YAML 1.1, where both are booleans, and keys may have any type, which its errors name.
+//! In YAML 1.2 `yes` and `on` are strings. In YAML 1.1 both are booleans, and keys may have any type.
 //! Nesting, aliases and sizes are bounded while parsing.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -14,12 +13,14 @@ use serde_saphyr::{
     Error, Location, MessageFormatter, NonFiniteFloatPolicy, Options, Spanned, UserMessageFormatter,
 };
 
-/// Most bytes of text of one file, including repetitions. The file itself is smaller.
+use crate::text::Excerpt;
+
+/// Maximum bytes of text in one document, including repetitions by aliases.
 const MAX_TOTAL_BYTES: usize = 8 << 20;
-/// Longest single text, in bytes. Errors and keys repeat it.
+/// Longest single text, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// A position in a file. Both are 0 for a value from elsewhere.
+/// A position in a text. Both are 0 for a value without lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     /// The line, from 1.
@@ -31,7 +32,7 @@ pub struct Position {
 /// A value, its position and its source text.
 #[derive(Debug)]
 pub struct Node {
-    /// Where it begins. For a value repeated by an alias: where the alias is.
+    /// Where it begins. A value repeated by an alias has the alias's position.
     pub position: Position,
     /// The value.
     pub value: Value,
@@ -39,8 +40,10 @@ pub struct Node {
     source: String,
     /// Offset and length of the source text, in bytes.
     span: Option<(usize, usize)>,
-    /// A mark for validation: the value is invalid, and that has been reported.
+    /// Set by validation: the value is invalid, which was reported.
     pub is_rejected: Cell<bool>,
+    /// Set by validation: the known key that its unknown key probably stands for.
+    pub(crate) meant: OnceCell<String>,
 }
 
 /// A value by type.
@@ -52,7 +55,7 @@ pub enum Value {
     Bool(bool),
     /// A whole number of at most 64 bits.
     Integer(i128),
-    /// Any other number. Its source text has the value.
+    /// Any other number; see its source text.
     Float,
     /// A string.
     Text(String),
@@ -71,16 +74,16 @@ pub struct SyntaxError {
     pub message: String,
 }
 
-/// A config format: its version of YAML, and its bounds.
+/// A version of YAML, with bounds.
 #[derive(Debug)]
 pub struct YamlFormat {
     /// Whether it is YAML 1.1, with keys of any type. Otherwise it is YAML 1.2.
     pub is_yaml_1_1: bool,
     /// Deepest nesting of lists and maps.
     pub max_depth: usize,
-    /// Most values of one file, including those repeated by aliases.
+    /// Maximum number of values, including those repeated by aliases.
     pub max_values: usize,
-    /// Most aliases of one file.
+    /// Maximum number of aliases.
     pub max_aliases: usize,
 }
 
@@ -110,7 +113,7 @@ impl YamlFormat {
                 max_total_scalar_bytes: MAX_TOTAL_BYTES,
                 max_recorded_anchor_events: max_values,
                 max_recorded_anchor_bytes: MAX_TOTAL_BYTES,
-                // Many limits may share one anchor; the total is bounded above.
+                // Many values may share one anchor; the total is bounded above.
                 enforce_alias_anchor_ratio: false,
             },
             alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: max_values },
@@ -166,7 +169,7 @@ impl YamlFormat {
     }
 }
 
-/// What most often fixes text that is not YAML.
+/// The most common fix for a syntax error.
 fn remedy(said: &str) -> &'static str {
     const REMEDIES: [(&str, &str); 8] = [
         ("tab", "indent with spaces"),
@@ -183,7 +186,7 @@ fn remedy(said: &str) -> &'static str {
 }
 
 impl Node {
-    /// Stores the source text of numbers and booleans, and checks what needs the format.
+    /// Stores the source text of numbers and booleans, and checks lengths and keys.
     fn complete(&mut self, text: &str, format: &YamlFormat) -> Result<(), SyntaxError> {
         match &mut self.value {
             Value::Null => {}
@@ -231,7 +234,7 @@ impl Node {
         }
     }
 
-    /// The value of a number in plain digits, which may be separated by `_`.
+    /// The value of a whole number in decimal digits, which `_` may separate.
     ///
     /// A leading zero is rejected: it means octal to some YAML readers and decimal to others.
     #[must_use]
@@ -245,12 +248,12 @@ impl Node {
         digits.parse().ok().filter(|_| is_plain)
     }
 
-    /// The entries of a map; none of any other value.
+    /// The entries of a map; empty for any other value.
     pub fn entries(&self) -> &[(Self, Self)] {
         if let Value::Map(entries) = &self.value { entries } else { &[] }
     }
 
-    /// The elements of a list; none of any other value.
+    /// The elements of a list; empty for any other value.
     pub fn elements(&self) -> &[Self] {
         if let Value::List(nodes) = &self.value { nodes } else { &[] }
     }
@@ -261,7 +264,7 @@ impl Node {
     }
 }
 
-/// A value from elsewhere, in line 0.
+/// A value without lines.
 impl From<&Json> for Node {
     fn from(json: &Json) -> Self {
         let value = match json {
@@ -283,48 +286,8 @@ impl From<&Json> for Node {
             _ => json.to_string(),
         };
         let position = Position { line: 0, column: 0 };
-        Self { position, value, source, span: None, is_rejected: Cell::default() }
+        Self { position, value, source, span: None, is_rejected: Cell::default(), meant: OnceCell::new() }
     }
-}
-
-/// A text of a file within an error, shortened to a readable length.
-#[derive(Debug)]
-pub struct Excerpt<'t>(pub &'t str);
-
-impl Excerpt<'_> {
-    /// Most characters that are shown.
-    const MAX_CHARS: usize = 60;
-}
-
-impl fmt::Display for Excerpt<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.char_indices().nth(Self::MAX_CHARS) {
-            Some((end, _)) => write!(f, "{}...", &self.0[..end]),
-            None => f.write_str(self.0),
-        }
-    }
-}
-
-/// A text quoted for YAML.
-#[must_use]
-pub fn quoted(text: &str) -> String {
-    // JSON's quoted text is YAML's.
-    Json::from(text).to_string()
-}
-
-/// The text on one line: control characters and line separators are escaped, so that a file cannot
-/// break a line of a log, or control a terminal.
-#[must_use]
-pub fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
-            line.extend(c.escape_debug());
-        } else {
-            line.push(c);
-        }
-    }
-    line
 }
 
 impl<'de> Deserialize<'de> for Node {
@@ -334,7 +297,8 @@ impl<'de> Deserialize<'de> for Node {
         let span =
             span.and_then(|(at, bytes)| Some((usize::try_from(at).ok()?, usize::try_from(bytes).ok()?)));
         let position = Position { line: referenced.line(), column: referenced.column() };
-        Ok(Self { position, value, source: String::new(), span, is_rejected: Cell::default() })
+        let (is_rejected, meant) = (Cell::default(), OnceCell::new());
+        Ok(Self { position, value, source: String::new(), span, is_rejected, meant })
     }
 }
 

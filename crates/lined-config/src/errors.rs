@@ -1,23 +1,24 @@
-//! Errors of a configuration: one line per mistake, in the order of the file.
+//! Errors: one line per mistake, in the order of the file.
 
 use std::cell::RefCell;
 use std::fmt;
 
-use crate::yaml::{Position, one_line};
+use crate::text::one_line;
+use crate::yaml::Position;
 
 /// Most errors that are listed. More errors than this usually repeat one mistake.
 const MAX_ERRORS: usize = 20;
 
-/// Every mistake of a configuration: one line each, in the order of the file.
+/// Every mistake in a config: one line each, in the order of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<Mistake>);
 
-/// One mistake. Its text is one line, which begins with its place.
+/// One mistake, displayed as one line that begins with its place.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// A file with or without the line, an argument or a variable. Empty if the message names it.
+    /// A file, with or without a line, an argument or a variable. Empty if the message names it.
     place: String,
-    /// Where it is in the file; `None` if it is not at one place of a file.
+    /// The position in the file, if it is about one.
     pub position: Option<Position>,
     /// What is invalid and how to fix it, without the place.
     pub message: String,
@@ -28,7 +29,7 @@ impl Mistake {
         Self { place: one_line(&place.to_string()), position, message: one_line(&message.to_string()) }
     }
 
-    /// Whether it is about the file called `name` as a whole.
+    /// Whether it is about the whole file called `name`.
     #[must_use]
     pub fn is_of(&self, name: &str) -> bool {
         self.place == one_line(name)
@@ -43,7 +44,7 @@ impl fmt::Display for Mistake {
 }
 
 impl ConfigErrors {
-    /// These mistakes, each made one line.
+    /// These mistakes, without a place.
     #[must_use]
     pub fn new(mistakes: &[String]) -> Self {
         Self(mistakes.iter().map(|mistake| Mistake::new("", None, mistake)).collect())
@@ -65,19 +66,19 @@ impl ConfigErrors {
         Self(vec![Mistake::new(format_args!("{name}:{line}:{column}"), Some(position), message)])
     }
 
-    /// The mistakes, at least one.
+    /// The mistakes. There is at least one.
     #[must_use]
     pub fn mistakes(&self) -> &[Mistake] {
         &self.0
     }
 
-    /// The mistakes in one line each, at least one.
+    /// The mistakes, in one line each. There is at least one.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.0.iter().map(ToString::to_string).collect()
     }
 
-    /// The first [`MAX_ERRORS`] of these mistakes. `name` begins the line that counts the others.
+    /// The first [`MAX_ERRORS`] mistakes. A last line, which begins with `name`, counts the others.
     fn first(mut mistakes: Vec<Mistake>, name: &str) -> Result<(), Self> {
         if mistakes.is_empty() {
             return Ok(());
@@ -112,30 +113,23 @@ impl Findings {
         self.0.borrow_mut().push((position, one_line(&message.to_string())));
     }
 
-    /// The mistakes in the order in which they were found.
-    pub(crate) fn messages(self) -> Vec<String> {
+    /// The mistakes without positions, in the order in which they were found.
+    #[must_use]
+    pub fn messages(self) -> Vec<String> {
         self.0.into_inner().into_iter().map(|(_, message)| message).collect()
     }
 
-    /// Whether a value without lines has no mistake.
-    ///
-    /// # Errors
-    /// The first 20 mistakes, in the order in which they were found.
-    pub(crate) fn none_or_messages(self) -> Result<(), ConfigErrors> {
-        let mistakes = self.messages().iter().map(|message| Mistake::new("", None, message)).collect();
-        ConfigErrors::first(mistakes, "")
-    }
-
-    /// Whether the file called `name` has no mistake.
+    /// Checks that there is no mistake. `name` is that of the file; `None` if values have no lines.
     ///
     /// # Errors
     /// The first 20 mistakes in the order of the file.
-    pub fn none_or_errors(self, name: &str) -> Result<(), ConfigErrors> {
+    pub(crate) fn none_or_errors(self, name: Option<&str>) -> Result<(), ConfigErrors> {
         let mut found = self.0.into_inner();
         found.sort_by_key(|(position, _)| position.line);
-        let mistake = |(position, message): &(Position, String)| {
-            Mistake::new(format_args!("{name}:{}", position.line), Some(*position), message)
+        let mistake = |(position, message): &(Position, String)| match name {
+            Some(name) => Mistake::new(format_args!("{name}:{}", position.line), Some(*position), message),
+            None => Mistake::new("", None, message),
         };
-        ConfigErrors::first(found.iter().map(mistake).collect(), name)
+        ConfigErrors::first(found.iter().map(mistake).collect(), name.unwrap_or_default())
     }
 }
