@@ -44,7 +44,7 @@ pub(super) static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
     POLICY_FORMS.into_iter().chain(own).collect()
 });
 
-/// The schema as `slidegate schema` prints it.
+/// The schema as `slidegate generate schema` prints it.
 pub(crate) fn published() -> Value {
     let mut schema = slidegate_config::schema::published(schema());
     // A file may lack policies only if limits come from elsewhere.
