@@ -5,3 +5,6 @@ pub(crate) mod changes;
 pub(crate) mod dashboard;
 pub(crate) mod fleet;
 pub(crate) mod pages;
+mod state;
+
+pub(crate) use state::Admin;

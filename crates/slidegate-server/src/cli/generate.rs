@@ -49,11 +49,13 @@ fn completions(shell: Shell, mut cli: Command) -> String {
 
 fn write_man_pages(directory: &Path, cli: Command) -> Result<(), Failure> {
     let shown = directory.display();
-    fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(cli, directory)).map_err(|error| {
-        Failure(format!(
-            "{shown}: man pages cannot be written: {error}; give a directory that can be written"
-        ))
-    })?;
+    fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(cli, directory)).map_err(
+        |error| {
+            Failure(format!(
+                "{shown}: man pages cannot be written: {error}; give a directory that can be written"
+            ))
+        },
+    )?;
     output::print(format_args!("man pages written to {shown}; read them with `man {shown}/slidegate.1`"))
 }
 

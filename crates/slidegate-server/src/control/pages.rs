@@ -5,18 +5,18 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use exposition::Format;
 use key_usage::{BlockedKey, KeyUsage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::access::{self, Grant, Limited};
+use crate::control::state::Admin;
 use crate::engine::App;
 use crate::record::events::{EVENTS_KEPT, Event, Filter};
 use crate::record::top::{By, KeyCount, PERIOD};
@@ -34,7 +34,7 @@ mod metrics;
 mod page;
 mod stream;
 
-type Shared = State<Arc<App>>;
+type Shared = State<Arc<Admin>>;
 
 /// Default number of events or keys in a response.
 const EVENTS: usize = 100;
@@ -42,23 +42,23 @@ const KEYS: usize = 20;
 /// Maximum keys in a response.
 const MAX_KEYS: usize = 1000;
 
-pub(crate) fn routes(app: Arc<App>) -> Routes {
+pub(crate) fn routes(admin: Arc<Admin>) -> Routes {
     let table = [
         ("/metrics", get(metrics)),
         ("/v1/events", get(events)),
         ("/v1/top", get(top)),
         ("/v1/live", get(live)),
     ];
-    Routes::over(app, table)
+    Routes::over(admin, table)
 }
 
-/// Only the metrics, at the given path.
-pub(crate) fn metrics_routes(app: Arc<App>, path: &str) -> Router {
-    Router::new().route(path, get(metrics)).with_state(app)
+/// The page of metrics, for any path.
+pub(crate) fn metrics_route(admin: Arc<Admin>) -> MethodRouter {
+    get(metrics).with_state(admin)
 }
 
-async fn metrics(State(app): Shared, headers: HeaderMap) -> Result<Response, Problem> {
-    if !app.observer().options.metrics {
+async fn metrics(State(admin): Shared, headers: HeaderMap) -> Result<Response, Problem> {
+    if !admin.app.observer().options.metrics {
         return Err(off("metrics"));
     }
     let format = Format::wanted(&headers);
@@ -67,43 +67,45 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Result<Response, Pro
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         (header::VARY, HeaderValue::from_static("Accept")),
     ];
-    Ok((headers, format.write(metrics::page(&app))).into_response())
+    Ok((headers, format.write(metrics::page(&admin))).into_response())
 }
 
 async fn events(
-    State(app): Shared,
+    State(admin): Shared,
     Extension(grant): Extension<Grant>,
     Extension(by): Extension<access::By>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let app = &admin.app;
     if !app.observer().options.events {
         return Err(off("events"));
     }
     let mut query = Parameters::of(&uri)?;
-    let (policy, key) = (policy(&mut query, &app)?, query.take("key"));
+    let (policy, key) = (policy(&mut query, app)?, query.take("key"));
     if grant.is_of_one_key {
-        one_key(&app, policy.as_deref())?;
+        one_key(app, policy.as_deref())?;
     }
     let filter = Filter { policy, key, is_exact: grant.is_of_one_key, only_denials: false };
     let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
     query.nothing_else("policy, key and limit")?;
     if wants_stream(&headers) {
-        let permit = permit(&app, &by)?;
+        let permit = permit(app, &by)?;
         let after = headers.get("last-event-id").map(last_event_id).transpose()?;
-        return Ok(streamed(Sse::new(stream::denials(app, filter, after, (permit, grant)))));
+        return Ok(streamed(Sse::new(stream::denials(Arc::clone(app), filter, after, (permit, grant)))));
     }
     let events = app.observer().events().recent(&filter, limit);
     Ok(problem::ok(&Events { events: events.iter().map(|event| &**event).collect() }))
 }
 
-async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
+async fn top(State(admin): Shared, uri: Uri) -> Result<Response, Problem> {
+    let app = &admin.app;
     let observer = app.observer();
     if !observer.options.top {
         return Err(off("top"));
     }
     let mut query = Parameters::of(&uri)?;
-    let policy = policy(&mut query, &app)?;
+    let policy = policy(&mut query, app)?;
     let order = match query.take("by").as_deref() {
         None => Order::Counted(By::Used),
         Some(text) => Order::of(text)?,
@@ -111,10 +113,10 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     let limit = query.number("limit", KEYS, MAX_KEYS)?;
     let instance = query.take("instance");
     query.nothing_else("policy, by, limit and instance")?;
-    let fleet = app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let fleet = admin.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
     let instances = fleet.as_ref().map_or(1, |fleet| fleet.instances.len());
     if order == Order::Blocked {
-        let keys = key_usage::blocked(&app, policy.as_deref(), limit);
+        let keys = key_usage::blocked(&admin, policy.as_deref(), limit);
         return Ok(problem::ok(&BlockedKeys { policy, by: order.name(), keys }));
     }
     let names: Vec<_> = observer
@@ -160,7 +162,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     let named: Vec<_> =
         looked_up.map(|(policy, one)| Some(((*policy).clone(), unredacted(policy, &one.key)?))).collect();
     let asked: Vec<_> = named.iter().flatten().cloned().collect();
-    let usage = key_usage::usage_of(&app, &asked).await;
+    let usage = key_usage::usage_of(app, &asked).await;
     let now = |at: usize| named.get(at)?.as_ref().and_then(|name| usage.get(name).copied());
     let mut held: HashMap<(Arc<str>, String), u64> = HashMap::new();
     let shows_this =
@@ -282,14 +284,14 @@ struct TopKey<'a> {
 }
 
 async fn live(
-    State(app): Shared,
+    State(admin): Shared,
     Extension(grant): Extension<Grant>,
     Extension(by): Extension<access::By>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     Parameters::of(&uri)?.nothing_else("nothing")?;
-    let permit = permit(&app, &by)?;
-    Ok(streamed(Sse::new(stream::live(app, (permit, grant)))))
+    let permit = permit(&admin.app, &by)?;
+    Ok(streamed(Sse::new(stream::live(Arc::clone(&admin.app), (permit, grant)))))
 }
 
 /// Rejects a text that may stand for several keys. With the store's `hash_tag`, one text may cover a key per

@@ -13,8 +13,8 @@ use slidegate::store::{RestoredSnapshot, SavedSnapshot, SnapshotFile};
 use tokio::sync::Notify;
 
 use super::store::Store;
+use crate::clock::now_ms;
 use crate::config::SnapshotSettings;
-use crate::control::changes::now_ms;
 use crate::log_limit::LogLimit;
 
 /// The name of the run-time changes in a snapshot.

@@ -21,7 +21,8 @@ use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;
 use crate::access::attempts::AuthAttempts;
 use crate::caller::Protocol;
-use crate::control::changes::now_ms;
+use crate::clock::now_ms;
+use crate::control::state::Admin;
 use crate::engine::store::Shared;
 use crate::engine::{App, OpenCost};
 use crate::listener::ConnectionBudget;
@@ -41,12 +42,12 @@ const MAX_POLICIES: usize = 1000;
 const MAX_NODES: usize = 256;
 
 /// The current metrics as `OpenMetrics`; [`Format`](super::exposition::Format) converts them.
-pub(super) fn page(app: &Arc<App>) -> String {
+pub(super) fn page(admin: &Arc<Admin>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
-    registry.register_collector(Box::new(Scrape(Arc::clone(app))));
+    registry.register_collector(Box::new(Scrape(Arc::clone(admin))));
     // The metric names of envoyproxy/ratelimit have no prefix.
     let mut reference = Registry::default();
-    reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(app))));
+    reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(&admin.app))));
     let mut page = String::new();
     let written = text::encode_registry(&mut page, &registry)
         .and_then(|()| text::encode_registry(&mut page, &reference))
@@ -67,11 +68,11 @@ fn signed_seconds(us: i64) -> f64 {
 }
 
 #[derive(Debug)]
-struct Scrape(Arc<App>);
+struct Scrape(Arc<Admin>);
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let app = &*self.0;
+        let app = &*self.0.app;
         let mut page = Page(encoder);
         process(&mut page, app)?;
         connections(&mut page, &app.connections)?;
@@ -87,8 +88,8 @@ impl Collector for Scrape {
         streams(&mut page, app.observer())?;
         snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
-        changes(&mut page, app)?;
-        store(&mut page, app, shared)
+        changes(&mut page, &self.0)?;
+        store(&mut page, &self.0, shared)
     }
 }
 
@@ -451,8 +452,8 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 }
 
 /// Run-time changes, which a shared store keeps for all instances.
-fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
-    let (seen, document, now_ms) = (&app.observer().changes, app.active.document(), now_ms());
+fn changes(page: &mut Page<'_>, admin: &Admin) -> fmt::Result {
+    let (seen, document, now_ms) = (&admin.app.observer().changes, admin.control.document(), now_ms());
     let in_force = count(document.count_in_force(now_ms));
     page.value("control_changes", "Active run-time changes: policies, blocked keys and overrides", in_force)?;
     let help = "Digest of the active run-time changes: equal on instances with equal changes, 0 for none";
@@ -464,8 +465,8 @@ fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.total("control_losses", help, seen.losses.load(Relaxed))
 }
 
-fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
-    let (observer, fleet_differs_for) = (app.observer(), app.fleet_differs_for());
+fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result {
+    let (observer, fleet_differs_for) = (admin.app.observer(), admin.fleet_differs_for());
     let (stats, nodes) = (shared.redis().stats(), shared.redis().nodes());
     let degraded = u64::from(shared.is_degraded());
     page.value(

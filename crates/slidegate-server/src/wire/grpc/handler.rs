@@ -116,7 +116,7 @@ impl RateLimitHandler {
         let batch = CallRequests::new(&self.app, call, &targets, settings, &mut requests);
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let decide = async |requests| {
-            let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
+            let decisions = self.app.call(caller.clone()).apply(None, requests, None).await;
             removed_meanwhile(&decisions).map(|()| decisions)
         };
         let mut first = decide(&requests[batch.step(0)]).await?;

@@ -4,9 +4,11 @@
 //! allocation, no task, and no lock except its key's. On a shared store, a pipeline's decisions are requested
 //! as one batch.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use slidegate::PolicySet;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
@@ -331,7 +333,9 @@ async fn flush(batch: &mut Batch<'_>, out: &mut Vec<u8>) {
         return;
     }
     let pending = std::mem::take(&mut batch.pending);
-    let decided = batch.call.apply_each(pending.iter().map(|one| (one.verb, &one.request))).await;
+    let call = &batch.call;
+    let decided = pending.iter().map(|one| call.apply(Some(one.verb), slice::from_ref(&one.request), None));
+    let decided = join_all(decided).await;
     pending.iter().zip(&decided).for_each(|(one, decisions)| one.write(decisions, out));
 }
 
@@ -408,7 +412,6 @@ impl Input {
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
-    use std::slice;
 
     use slidegate::{MemoryStore, Request, Verb};
 
@@ -443,7 +446,7 @@ mod tests {
             let mut decided = 0;
             while decided < u64::from(COMMANDS) {
                 tokio::task::yield_now().await;
-                let peeked = app.store().apply(Some(Verb::Peek), slice::from_ref(&request)).await;
+                let peeked = app.store().apply(Some(Verb::Peek), slice::from_ref(&request), None).await;
                 let now = peeked.iter().next().unwrap().used();
                 assert!(now - decided <= u64::from(MAX_COMMANDS), "{} commands in a turn", now - decided);
                 decided = now;
