@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::iter::once;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,21 +121,15 @@ async fn serve(
 ) -> Result<(), Failure> {
     let running = config.clone();
     let no_signals = |error| Failure(format!("cannot handle signals: {error}"));
-    let mut signals = Signals::listen().map_err(no_signals)?;
+    let signals = Signals::listen().map_err(no_signals)?;
     let triggers = Triggers::new(watched).map_err(no_signals)?;
     let listener = protocols::bind_http(&config)?;
     let ports = protocols::bind(&config, envoy.as_ref())?;
     let (mut greeting, listeners) = Greeting::of(&config, origin, &listener, &ports);
-    let (files, rules) = match &envoy {
-        Some(settings) => {
-            let (watcher, rules) = watch_files(settings, &config, &mut greeting)?;
-            (Some(watcher), Some(rules))
-        }
-        None => (None, None),
-    };
+    let files = envoy.as_ref().map(|settings| watch_files(settings, &config, &mut greeting));
+    let (files, rules) = files.transpose()?.unzip();
     let is_local = listeners.iter().all(Listener::is_local);
     let drain_delay = config.drain_delay.unwrap_or(if is_local { Duration::ZERO } else { DRAIN_DELAY });
-    let grace = config.shutdown_grace;
     // With the actual port, if the config asked for port 0.
     let listen = listener.sockets.first().and_then(BoundSocket::address).unwrap_or(config.listen);
     let admin = Arc::new(Admin::new(Config { listen, ..config }, listeners, sources.name())?);
@@ -142,74 +137,53 @@ async fn serve(
     if let Some(watcher) = &files {
         admin.control.active.set_external(&watcher.policies()?)?;
     }
-    if let Some(shared) = app.shared() {
-        let requires_sharing = running.shared.as_ref().is_some_and(|shared| shared.requires_sharing);
-        greeting.store = test_store(shared, requires_sharing).await?;
+    if let (Some(shared), Some(settings)) = (app.shared(), &running.shared) {
+        greeting.store = test_store(shared, settings.requires_sharing).await?;
     }
-    if let Err(warning) = app.connections.fit() {
-        tracing::warn!("{warning}");
-    }
+    warn(&app, listen);
     // A closed standard output does not stop the service.
     let _ = if is_json { output::print(greeting.as_json()) } else { output::print(&greeting) };
-
     app.observer().config_loaded(&running.file.hash, None);
-    if !app.access.is_open() {
-        tracing::warn!(
-            address = %listen,
-            "admin routes are disabled: the address is not loopback and no token is configured; create one with \
-             `slidegate token new`"
-        );
-    }
-    if let Some(rules) = &rules {
-        app.observer().watch_files(rules.live.clone());
-    }
     admin.control.poll().await;
     tokio::task::block_in_place(|| snapshots::restore(&admin));
     let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &running.grpc, rules));
     let routes = operator_routes(&admin, &handler, files.is_some());
-    let http = Arc::new(HttpService::new(Arc::clone(&app), running.auth.clone(), routes));
+    let http = HttpService::new(Arc::clone(&app), running.auth.clone(), routes);
     let notifier = Notifier::new(ServiceManager::of_environment(), Arc::clone(&app), greeting.all_urls());
-    let mut tasks = background(&admin, files);
+    let mut tasks = background(&admin, files, demo);
+    let grace = running.shutdown_grace;
     tasks.spawn(reload::run(Arc::clone(&admin), sources, triggers, running, notifier.clone()));
-    let ((drain, draining), (stopping, stopped)) = (watch::channel(false), watch::channel(false));
-    let shutdown = Shutdown { draining, drain_delay, stopped, grace };
     let workers = Workers::start().map_err(|error| Failure(format!("cannot start threads: {error}")))?;
     let metrics = pages::metrics_route(Arc::clone(&admin));
     let services = Services { app: Arc::clone(&app), workers: workers.clone(), handler, metrics };
+    let ((drain, draining), (end, stopped)) = (watch::channel(false), watch::channel(false));
+    let shutdown = Shutdown { draining, drain_delay, stopped, grace };
     let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
     let served: Vec<_> = ports.into_iter().map(serve).collect();
     notifier.ready();
     tasks.spawn(notifier.clone().follow_status());
     tasks.spawn(notifier.clone().feed_watchdog());
-    if let Some(demo) = demo {
-        tasks.spawn(demo.traffic(Arc::clone(&app)));
-    }
-    let stop = async {
-        let signal = tokio::select! {
-            signal = signals.next() => signal,
-            () = end_of(demo) => "end of the demo",
-        };
-        notifier.stopping(drain_delay + grace + EXIT_TIME);
-        app.readiness.begin_drain();
-        drain.send_replace(true);
-        wait_for_clients(drain_delay, signal, &mut signals).await;
-        app.observer().end();
-        stopping.send_replace(true);
-        tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
-    };
-    let mut unfinished = listener.serve(http, &workers, &app.connections, stop, grace).await;
+    let stop = stop(signals, demo, &notifier, &app, (drain, end), &shutdown);
+    let mut unfinished = listener.serve(Arc::new(http), &workers, &app.connections, stop, grace).await;
     for port in served {
         unfinished += port.await.unwrap_or_default();
     }
-    end(&admin, tasks).await;
-    if unfinished > 0 {
+    finish(&admin, tasks, unfinished).await;
+    Ok(())
+}
+
+/// Logs what limits the service.
+fn warn(app: &App, address: SocketAddr) {
+    if let Err(warning) = app.connections.fit() {
+        tracing::warn!("{warning}");
+    }
+    if !app.access.is_open() {
         tracing::warn!(
-            connections = unfinished,
-            "closed connections that did not finish within the grace period"
+            %address,
+            "admin routes are disabled: the address is not loopback and no token is configured; create one with \
+             `slidegate token new`"
         );
     }
-    tracing::info!("stopped");
-    Ok(())
 }
 
 /// Reads the envoyproxy/ratelimit files, and greets with them.
@@ -253,7 +227,7 @@ async fn test_store(shared: Shared<'_>, requires_sharing: bool) -> Result<String
 }
 
 /// Starts the tasks that run until the service ends.
-fn background(admin: &Arc<Admin>, files: Option<ConfigWatcher>) -> JoinSet<()> {
+fn background(admin: &Arc<Admin>, files: Option<ConfigWatcher>, demo: Option<Demo>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let app = &admin.app;
     tasks.spawn(Arc::clone(&app.connections).run());
@@ -270,6 +244,9 @@ fn background(admin: &Arc<Admin>, files: Option<ConfigWatcher>) -> JoinSet<()> {
     let escalating = Arc::clone(admin);
     tasks.spawn(async move { escalating.control.escalate().await });
     tasks.spawn(follow_folder(Arc::clone(admin), files));
+    if let Some(demo) = demo {
+        tasks.spawn(demo.traffic(Arc::clone(app)));
+    }
     tasks
 }
 
@@ -283,21 +260,38 @@ fn operator_routes(admin: &Arc<Admin>, handler: &Arc<RateLimitHandler>, has_file
     routes.and(Routes::over(Arc::clone(handler), grpc::routes())).and(config)
 }
 
-/// Lets clients find other instances until the delay is over or a second signal comes.
-async fn wait_for_clients(drain_delay: Duration, signal: &str, signals: &mut Signals) {
-    if drain_delay.is_zero() {
-        return;
+/// Completes when listeners must close: after a signal or the end of the demo, and a delay in which clients find
+/// other instances. A second signal ends the delay.
+async fn stop(
+    mut signals: Signals,
+    demo: Option<Demo>,
+    notifier: &Notifier,
+    app: &App,
+    (drain, end): (watch::Sender<bool>, watch::Sender<bool>),
+    &Shutdown { drain_delay, grace, .. }: &Shutdown,
+) {
+    let signal = tokio::select! {
+        signal = signals.next() => signal,
+        () = end_of(demo) => "end of the demo",
+    };
+    notifier.stopping(drain_delay + grace + EXIT_TIME);
+    app.readiness.begin_drain();
+    drain.send_replace(true);
+    if !drain_delay.is_zero() {
+        let drain_ms = drain_delay.as_millis();
+        tracing::info!(signal, drain_ms, "draining: no longer ready, but serving; a second signal ends this");
+        tokio::select! {
+            () = sleep(drain_delay) => {}
+            _ = signals.next() => {}
+        }
     }
-    let drain_ms = drain_delay.as_millis();
-    tracing::info!(signal, drain_ms, "draining: no longer ready, but serving; a second signal ends this");
-    tokio::select! {
-        () = sleep(drain_delay) => {}
-        _ = signals.next() => {}
-    }
+    app.observer().end();
+    end.send_replace(true);
+    tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
 }
 
 /// Stops the tasks and keeps what must outlive the process.
-async fn end(admin: &Admin, mut tasks: JoinSet<()>) {
+async fn finish(admin: &Admin, mut tasks: JoinSet<()>, unfinished: usize) {
     let unsent = admin.app.store().send_pending(LAST_SETTLEMENTS).await;
     if unsent > 0 {
         tracing::warn!(settlements = unsent, "lost settlements: the store stayed unreachable");
@@ -306,6 +300,13 @@ async fn end(admin: &Admin, mut tasks: JoinSet<()>) {
     tokio::task::block_in_place(|| snapshots::save(admin));
     // Blocks while the last spans are exported.
     tokio::task::block_in_place(|| admin.app.observer().end_traces());
+    if unfinished > 0 {
+        tracing::warn!(
+            connections = unfinished,
+            "closed connections that did not finish within the grace period"
+        );
+    }
+    tracing::info!("stopped");
 }
 
 /// Waits until the demo ends; forever without one.

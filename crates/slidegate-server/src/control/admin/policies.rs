@@ -105,36 +105,18 @@ struct PolicyCounts {
     near_limit: u64,
 }
 
-pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
-    let mut query = Parameters::of(&uri)?;
-    let instance = query.take("instance");
-    query.nothing_else("instance")?;
-    let fleet = admin.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
-    let document = admin.control.document();
-    let base = admin.control.active.base();
-    let now = crate::clock::now_ms();
-    let policies = admin.app.policies();
-    let open = admin.app.open_reservations();
-    let mut sums = fleet.as_ref().map(FleetView::totals);
-    let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
-    let policies = listed.map(|policy| {
-        let name = policy.name();
+impl<'a> PolicyStatus<'a> {
+    /// A policy of the configuration, without run-time changes of its keys.
+    fn of(
+        policy: &'a Policy,
+        description: String,
+        candidate: Option<Numbers>,
+        totals: &PolicyTotals,
+    ) -> Self {
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
-        let keys = document.living(now).filter(|change| change.policy == name).count();
-        let totals = sums.as_mut().map_or_else(
-            || {
-                let open = open.get(name).copied().unwrap_or_default();
-                PolicyTotals::new(
-                    name.to_owned(),
-                    admin.app.observer().counts(name).unwrap_or_default(),
-                    open,
-                )
-            },
-            |sums| sums.remove(name).unwrap_or_default(),
-        );
-        PolicyStatus {
-            name,
-            description: admin.app.describe(policy),
+        Self {
+            name: policy.name(),
+            description,
             when: when.collect(),
             scope: policy.scope(),
             numbers: Numbers::of(policy.quota()),
@@ -151,9 +133,9 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
             held_cost: totals.held,
             mode: Mode::of(policy),
             overrides: policy.override_count(),
-            keys_changed: keys,
-            origin: admin.origin(&document, name),
-            candidate: base.candidate(&document, name).as_ref().map(Numbers::of),
+            keys_changed: 0,
+            origin: "file",
+            candidate,
             counts: PolicyCounts {
                 allowed: totals.allowed,
                 denied: totals.denied,
@@ -162,6 +144,37 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
                 cost_denied: totals.cost_denied,
                 near_limit: totals.near_limit,
             },
+        }
+    }
+}
+
+pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
+    let mut query = Parameters::of(&uri)?;
+    let instance = query.take("instance");
+    query.nothing_else("instance")?;
+    let fleet = admin.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let document = admin.control.document();
+    let base = admin.control.active.base();
+    let now = crate::clock::now_ms();
+    let policies = admin.app.policies();
+    let open = admin.app.open_reservations();
+    let mut sums = fleet.as_ref().map(FleetView::totals);
+    let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let policies = listed.map(|policy| {
+        let name = policy.name();
+        let totals = match &mut sums {
+            Some(sums) => sums.remove(name).unwrap_or_default(),
+            None => {
+                let open = open.get(name).copied().unwrap_or_default();
+                let counts = admin.app.observer().counts(name).unwrap_or_default();
+                PolicyTotals::new(name.to_owned(), counts, open)
+            }
+        };
+        let candidate = base.candidate(&document, name).as_ref().map(Numbers::of);
+        PolicyStatus {
+            keys_changed: document.living(now).filter(|change| change.policy == name).count(),
+            origin: admin.origin(&document, name),
+            ..PolicyStatus::of(policy, admin.app.describe(policy), candidate, &totals)
         }
     });
     let left_out = fleet.iter().flat_map(|fleet| &fleet.instances).map(|one| one.record.more_policies).max();

@@ -15,7 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::{Policy, PolicySet, Timestamp, Verb};
 use slidegate_config::names;
-use slidegate_redis::BreakerState;
+use slidegate_redis::{BreakerState, NodeState};
 
 use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;
@@ -238,6 +238,16 @@ fn count(count: usize) -> u64 {
 fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> fmt::Result {
     let registry = observer.registry.load();
     let (shown, others) = registry.in_force().split_at(registry.in_force().len().min(MAX_POLICIES));
+    decisions(page, shown, others)?;
+    reservations(page, shown, others)?;
+    counts(page, shown, others)?;
+    quotas(page, policies)
+}
+
+/// Counters of policies that are shown, and of the others, which are summed.
+type Counters = [Arc<PolicyCounters>];
+
+fn decisions(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
     let checks = |counters: &Arc<PolicyCounters>| {
         let counters = Arc::clone(counters);
         let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
@@ -266,8 +276,10 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
         }
     }
     let help = "Checks by policy, verdict and source of the decision; shadow_deny does not deny the request";
-    page.counter("decisions", help, decisions)?;
+    page.counter("decisions", help, decisions)
+}
 
+fn reservations(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
     let reservations =
         |counters: &Arc<PolicyCounters>| HoldOutcome::ALL.map(|outcome| counters.holds(outcome));
     let mut outcomes = Vec::new();
@@ -283,16 +295,17 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let help = "Reservations by policy and outcome: reserved, settled, extended, cancelled, extension_denied, \
                 already_settled, late, unknown; expired, of those made by this instance";
     page.counter("reservations", help, outcomes)?;
-    let share = |counters: &[Arc<PolicyCounters>]| {
-        SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
-    };
+    let share =
+        |counters: &Counters| SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares));
     let each = shown.iter().map(|one| (one.name.as_str(), share(std::slice::from_ref(one))));
     let settled = each.chain([(OTHERS, share(others))]).filter(|(_, reading)| reading.count > 0);
     let help = "What reservations were settled to, as a share of what they held; above 1, less was held than it cost";
     let descriptor = ("settled_share", help, None, MetricType::Histogram);
     let settled = settled.map(|(name, reading)| ([("policy", name)], reading));
-    page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))?;
+    page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))
+}
 
+fn counts(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
     let shown_counts: Vec<(&str, Counts)> =
         shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();
     let rest: Vec<Counts> = others.iter().map(|counters| counters.counts()).collect();
@@ -312,8 +325,10 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     each("notifications", help, |counts| counts.notifications)?;
     let help =
         "Checks that the policy did not limit, as they lack an attribute of its scope (on_missing: skip)";
-    each("missing_attribute", help, |counts| counts.missing_attribute)?;
+    each("missing_attribute", help, |counts| counts.missing_attribute)
+}
 
+fn quotas(page: &mut Page<'_>, policies: &PolicySet) -> fmt::Result {
     let shown = || names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Maximum cost per window", limits)?;
@@ -467,7 +482,7 @@ fn changes(page: &mut Page<'_>, admin: &Admin) -> fmt::Result {
 
 fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result {
     let (observer, fleet_differs_for) = (admin.app.observer(), admin.fleet_differs_for());
-    let (stats, nodes) = (shared.redis().stats(), shared.redis().nodes());
+    let stats = shared.redis().stats();
     let degraded = u64::from(shared.is_degraded());
     page.value(
         "store_degraded",
@@ -511,7 +526,10 @@ fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result 
     page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
     let help = "Duration of requests decided by the store, batched ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
+    nodes(page, &shared.redis().nodes())
+}
 
+fn nodes(page: &mut Page<'_>, nodes: &[NodeState]) -> fmt::Result {
     let nodes = || nodes.iter().take(MAX_NODES).map(|node| (node, [("node", node.node.as_str())]));
     let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
     page.gauge("store_node_connected", "1 while the node is connected", connected)?;

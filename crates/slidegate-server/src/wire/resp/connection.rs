@@ -164,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 self.turn.long_step().await;
             }
             let frame = Frame::parse(&self.input.bytes()[at..]);
-            let (step, before) = match &frame {
+            let next = match &frame {
                 Ok(Frame::Partial) => break false,
                 Ok(Frame::Empty(length)) => {
                     at += length;
@@ -175,31 +175,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     progress = Progress::Replied;
                     self.turn.command().await;
                     let before = self.out.len();
-                    let step =
-                        dispatch::step(arguments, &mut self.session, &policies, &mut batch, &mut self.out);
-                    (step, before)
+                    match dispatch::step(arguments, &mut self.session, &policies, &mut batch, &mut self.out) {
+                        Step::Submitted | Step::Replied if batch.pending.is_empty() => continue,
+                        step => complete(step, before, self.session.version, &mut batch, &mut self.out).await,
+                    }
                 }
                 Ok(Frame::Inline(line, length)) => {
                     at += length;
                     progress = Progress::Replied;
                     self.turn.command().await;
                     flush(&mut batch, &mut self.out).await;
-                    let (session, out) = (&mut self.session, &mut self.out);
-                    match inline_command(line, session, &policies, &self.app, out).await {
-                        Next::Continue => continue,
-                        Next::Close => break true,
-                        Next::Execute(transaction) => (Step::Execute(transaction), self.out.len()),
-                    }
+                    inline_command(line, &mut self.session, &policies, &self.app, &mut self.out).await
                 }
                 Err(error) => {
                     flush(&mut batch, &mut self.out).await;
                     write_error(*error, &self.app, &mut self.out);
                     break true;
                 }
-            };
-            let next = match step {
-                Step::Submitted | Step::Replied if batch.pending.is_empty() => continue,
-                step => complete(step, before, self.session.version, &mut batch, &mut self.out).await,
             };
             match next {
                 Next::Continue => {}

@@ -235,14 +235,20 @@ impl Session {
             self.name = name;
         }
         self.version = version;
-        reply.version = version;
+        self.introduce(reply);
+        Ok(())
+    }
+
+    /// The reply to `HELLO`, in the chosen version.
+    fn introduce(&self, reply: &mut Reply<'_>) {
+        reply.version = self.version;
         reply.map(7);
         reply.text("server");
         reply.text("slidegate");
         reply.text("version");
         reply.text(VERSION);
         reply.text("proto");
-        reply.int(if version == RespVersion::Resp3 { 3 } else { 2 });
+        reply.int(self.version_number());
         reply.text("id");
         reply.int(self.id);
         reply.text("mode");
@@ -251,7 +257,10 @@ impl Session {
         reply.text("master");
         reply.text("modules");
         reply.array(0);
-        Ok(())
+    }
+
+    fn version_number(&self) -> u64 {
+        if self.version == RespVersion::Resp3 { 3 } else { 2 }
     }
 
     fn client(&mut self, args: &[&[u8]], reply: &mut Reply<'_>) -> Result<(), CommandError> {
@@ -260,7 +269,7 @@ impl Session {
             (b"ID", []) => reply.int(self.id),
             (b"INFO", []) => {
                 let name = String::from_utf8_lossy(&self.name);
-                let version = if self.version == RespVersion::Resp3 { 3 } else { 2 };
+                let version = self.version_number();
                 let peer = self.peer.map_or_else(|| "unix:0".to_owned(), |peer| peer.to_string());
                 reply.text(&format!("id={} addr={peer} name={name} db=0 resp={version}\n", self.id));
             }
