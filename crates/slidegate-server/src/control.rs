@@ -5,6 +5,4 @@ pub(crate) mod changes;
 pub(crate) mod dashboard;
 pub(crate) mod fleet;
 pub(crate) mod pages;
-mod state;
-
-pub(crate) use state::Admin;
+pub(crate) mod state;

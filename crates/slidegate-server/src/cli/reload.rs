@@ -7,8 +7,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::notify::Notifier;
 use crate::config::{Config, Fingerprint, Sources, differences};
-use crate::control::Admin;
 use crate::control::changes::Base;
+use crate::control::state::Admin;
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::engine::App;
 

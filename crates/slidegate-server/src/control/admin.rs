@@ -10,7 +10,8 @@ use axum::routing::{delete, get, post};
 
 use crate::access;
 use crate::config::Right;
-use crate::control::{Admin, pages};
+use crate::control::pages;
+use crate::control::state::Admin;
 use crate::engine::App;
 use crate::wire::routes::Routes;
 

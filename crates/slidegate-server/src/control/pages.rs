@@ -10,6 +10,7 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use exposition::Format;
+use parts::{Shared, off, policy};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -29,10 +30,9 @@ mod key_usage;
 pub(crate) mod live;
 mod metrics;
 mod page;
+mod parts;
 mod stream;
 pub(crate) mod top;
-
-type Shared = State<Arc<Admin>>;
 
 /// Default number of events in a response.
 const EVENTS: usize = 100;
@@ -165,21 +165,4 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
             format!("invalid Last-Event-ID `{text}`: must be the id of an event, a whole number"),
         )
     })
-}
-
-/// The requested policy, which must be active.
-fn policy(query: &mut Parameters, app: &App) -> Result<Option<String>, Problem> {
-    let Some(name) = query.take("policy") else { return Ok(None) };
-    if app.observer().registry.load().in_force().iter().any(|counters| counters.name == name) {
-        return Ok(Some(name));
-    }
-    let detail = format!("unknown policy `{}`: must be one that /v1/policies lists", name.escape_debug());
-    Err(Problem::field("policy", detail).with_status(StatusCode::NOT_FOUND))
-}
-
-/// The error for data that the config disables.
-fn off(setting: &str) -> Problem {
-    let detail =
-        format!("this is switched off; write `{setting}: true` under `observe` in the configuration");
-    Problem::new(StatusCode::NOT_FOUND, detail)
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::changes::{Base, Control, initial};
-use super::fleet::{Fleet, FleetView};
 use crate::config::Config;
+use crate::control::changes::{Base, Control, initial};
+use crate::control::fleet::{Fleet, FleetView};
 use crate::engine::App;
 use crate::record::HistoryReport;
 use crate::wire::ports::Listener;

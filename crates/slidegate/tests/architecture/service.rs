@@ -54,13 +54,13 @@ const MODULES: &[(&str, &[&str])] = &[
             "shares",
         ],
     ),
-    ("engine/snapshots", &["clock", "config", "engine/store", "log_limit"]),
     ("engine/store", &["config", "log_limit"]),
     (
         "engine",
         &[
             "access",
             "caller",
+            "clock",
             "config",
             "envoy",
             "listener",
@@ -204,6 +204,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "control/dashboard",
             "control/fleet",
             "control/pages",
+            "control/state",
             "debounce",
             "engine",
             "engine/explanation",

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::key_usage::{self, BlockedKey, KeyUsage};
-use super::{Shared, off, policy};
+use super::parts::{Shared, off, policy};
 use crate::control::fleet::FleetView;
 use crate::engine::App;
 use crate::engine::explanation::time;
