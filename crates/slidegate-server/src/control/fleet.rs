@@ -11,7 +11,7 @@ use std::time::Duration;
 use ring::digest::{Context, SHA256};
 use slidegate::PolicySet;
 
-use crate::clock::now_ms;
+use crate::clock::{millis, now_ms};
 use crate::config::{Storage, describe};
 use crate::control::changes::Document;
 use crate::engine::App;
@@ -360,8 +360,4 @@ impl Recent {
         let of = |count: u64| (count as f64 * 10_000.0 / self.interval_ms.max(1) as f64).round() / 10.0;
         if self.interval_ms == 0 { [0.0; 2] } else { [of(self.allowed), of(self.denied)] }
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

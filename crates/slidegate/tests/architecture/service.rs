@@ -45,6 +45,7 @@ const MODULES: &[(&str, &[&str])] = &[
         &[
             "engine/explanation",
             "caller",
+            "clock",
             "config",
             "envoy",
             "http_client",

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -13,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::store::MemoryStats;
 
-use crate::clock::{at_text, now_ms};
+use crate::clock::{at_text, millis, now_ms};
 use crate::config::Right;
 use crate::control::changes::{ControlStatus, Location};
 use crate::control::fleet::{FleetView, Instance, ROLLOUT};
@@ -295,10 +294,6 @@ pub(super) async fn status(
         snapshot: app.snapshots.as_ref().map(SnapshotStatus::of),
         changes: ChangeStatus::of(&admin),
     }))
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl<'a> SnapshotStatus<'a> {

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
@@ -21,7 +20,7 @@ use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;
 use crate::access::attempts::AuthAttempts;
 use crate::caller::Protocol;
-use crate::clock::now_ms;
+use crate::clock::{millis, now_ms};
 use crate::control::state::Admin;
 use crate::engine::store::Shared;
 use crate::engine::{App, OpenCost};
@@ -184,10 +183,6 @@ fn snapshots(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.counter("snapshots", "Snapshots by outcome", outcomes)?;
     let help = "Whether the snapshot that was found at the start was damaged and set aside";
     page.value("snapshot_rejected", help, u64::from(status.rejected.is_some()))
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {

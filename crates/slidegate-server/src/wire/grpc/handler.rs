@@ -58,7 +58,8 @@ impl RateLimitHandler {
     /// A handler over `app`. With `files`, their limits decide calls instead of its policies.
     pub(crate) fn new(app: Arc<App>, settings: &GrpcSettings, files: Option<ConfigFiles>) -> Self {
         if let Some(files) = &files {
-            app.observer().watch_files(files.live.clone());
+            // Set once, at the start.
+            let _ = app.observer().files.set(files.live.clone());
         }
         let &GrpcSettings { response_headers, health_follows_store, .. } = settings;
         Self { app, response_headers, health_follows_store, files }

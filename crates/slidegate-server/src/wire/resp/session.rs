@@ -243,20 +243,13 @@ impl Session {
     fn introduce(&self, reply: &mut Reply<'_>) {
         reply.version = self.version;
         reply.map(7);
-        reply.text("server");
-        reply.text("slidegate");
-        reply.text("version");
-        reply.text(VERSION);
-        reply.text("proto");
-        reply.int(self.version_number());
-        reply.text("id");
-        reply.int(self.id);
-        reply.text("mode");
-        reply.text("standalone");
-        reply.text("role");
-        reply.text("master");
-        reply.text("modules");
-        reply.array(0);
+        reply.key("server").text("slidegate");
+        reply.key("version").text(VERSION);
+        reply.key("proto").int(self.version_number());
+        reply.key("id").int(self.id);
+        reply.key("mode").text("standalone");
+        reply.key("role").text("master");
+        reply.key("modules").array(0);
     }
 
     fn version_number(&self) -> u64 {
@@ -378,12 +371,9 @@ fn commands(args: &[&[u8]], reply: &mut Reply<'_>) -> Result<(), CommandError> {
             for spec in COMMANDS.iter().filter(is_named) {
                 reply.text(&spec.word.to_ascii_lowercase());
                 reply.map(3);
-                reply.text("summary");
-                reply.text(spec.summary);
-                reply.text("since");
-                reply.text(VERSION);
-                reply.text("group");
-                reply.text("generic");
+                reply.key("summary").text(spec.summary);
+                reply.key("since").text(VERSION);
+                reply.key("group").text("generic");
             }
         }
         _ => {
