@@ -24,10 +24,10 @@
           env.SLIDEGATE_REVISION = self.rev or "unknown";
           nativeBuildInputs = [ pkgs.installShellFiles ];
           postInstall = ''
-            $out/bin/slidegate man man1
+            $out/bin/slidegate generate man man1
             installManPage man1/*.1
             for shell in bash fish zsh; do
-              $out/bin/slidegate completions $shell > slidegate.$shell
+              $out/bin/slidegate generate completions $shell > slidegate.$shell
             done
             installShellCompletion slidegate.{bash,fish,zsh}
           '';

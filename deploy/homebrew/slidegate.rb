@@ -11,8 +11,8 @@ class Slidegate < Formula
 
   def install
     system "cargo", "install", *std_cargo_args(path: "crates/slidegate-server")
-    generate_completions_from_executable(bin/"slidegate", "completions")
-    system bin/"slidegate", "man", buildpath/"man"
+    generate_completions_from_executable(bin/"slidegate", "generate", "completions")
+    system bin/"slidegate", "generate", "man", buildpath/"man"
     man1.install Dir["man/*.1"]
     system bin/"slidegate", "init", buildpath/"slidegate.yaml"
     (etc/"slidegate").install "slidegate.yaml"

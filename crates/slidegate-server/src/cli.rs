@@ -9,19 +9,18 @@ use failure::Failure;
 mod annotations;
 mod check;
 mod client;
-mod completions;
 mod demo;
 mod demo_traffic;
 mod diff;
 mod doctor;
 mod explain;
 pub(crate) mod failure;
+mod generate;
 mod health;
 mod help;
 mod init;
 mod key;
 mod logs;
-mod man;
 mod notify;
 pub(crate) mod output;
 mod policy;
@@ -53,6 +52,7 @@ const VERSION: &str = concat!(
 /// try it.
 #[derive(Debug, Parser)]
 #[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES, max_term_width = 100)]
+#[command(disable_help_subcommand = true)]
 pub(crate) struct Cli {
     /// Level of messages on standard error: error, warn, info, debug, trace, or a filter such as
     /// `slidegate=debug` [default: info]
@@ -88,9 +88,6 @@ enum Command {
     /// Validate a config file or envoyproxy/ratelimit files, and print each policy and limit
     #[command(after_help = help::VALIDATE)]
     Validate(validate::ValidateArgs),
-    /// Print the JSON Schema of the config file, for editors
-    #[command(after_help = help::SCHEMA)]
-    Schema,
     /// Inspect or change one key on a running server
     #[command(after_help = help::KEY)]
     Key(key::KeyArgs),
@@ -112,12 +109,9 @@ enum Command {
     /// Write a first config file, the default one
     #[command(after_help = help::INIT)]
     Init(init::InitArgs),
-    /// Print the script with which a shell completes commands and options
-    #[command(after_help = help::COMPLETIONS)]
-    Completions(completions::CompletionsArgs),
-    /// Write a man page for each command
-    #[command(after_help = help::MAN)]
-    Man(man::ManArgs),
+    /// Generate the schema of the config file, completions of a shell, or man pages
+    #[command(after_help = help::GENERATE)]
+    Generate(generate::GenerateArgs),
 }
 
 impl Cli {
@@ -152,7 +146,6 @@ impl Cli {
             Command::Check(args) => return check::run(&args),
             Command::Top(args) => top::run(&args)?,
             Command::Validate(args) => return validate::run(&args),
-            Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))?,
             Command::Key(args) => key::run(&args)?,
             Command::Policy(args) => policy::run(&args)?,
             Command::Token(args) => token::run(&args)?,
@@ -160,8 +153,7 @@ impl Cli {
             Command::Replay(args) => replay::run(&args)?,
             Command::Diff(args) => return diff::run(&args),
             Command::Init(args) => init::run(&args)?,
-            Command::Completions(args) => completions::run(&args, Cli::command())?,
-            Command::Man(args) => man::run(&args, Cli::command())?,
+            Command::Generate(args) => generate::run(&args, Cli::command())?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -5,3 +5,4 @@ pub(crate) mod changes;
 pub(crate) mod dashboard;
 pub(crate) mod fleet;
 pub(crate) mod pages;
+pub(crate) mod state;

@@ -8,7 +8,6 @@ use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use decide::{Call, Engine};
 use futures_util::FutureExt;
@@ -19,18 +18,16 @@ use slidegate_http::headers::HeaderOptions;
 use crate::access::Access;
 use crate::caller::Caller;
 use crate::config::{Config, describe};
-use crate::control::changes::Base;
-use crate::control::fleet::{Fleet, FleetView};
 use crate::envoy;
 use crate::listener::ConnectionBudget;
-use crate::record::{HistoryReport, NotDelivered, Observer};
+use crate::record::{NotDelivered, Observer};
 use crate::wire::request::Attributes;
 pub(crate) use open_reservations::OpenCost;
 use open_reservations::OpenReservations;
-use policies::ActivePolicies;
 use readiness::Readiness;
 use shadow::Shadows;
 use slidegate_config::names::listed;
+use slidegate_config::policy::KeysShown;
 use snapshots::Snapshots;
 pub(crate) use store::StoreState;
 use store::{Shared, Store};
@@ -38,7 +35,6 @@ use store::{Shared, Store};
 pub(crate) mod decide;
 pub(crate) mod explanation;
 mod open_reservations;
-pub(crate) mod policies;
 pub(crate) mod readiness;
 pub(crate) mod shadow;
 pub(crate) mod snapshots;
@@ -53,8 +49,7 @@ const SWEEPS_PER_ROUND: usize = 64;
 /// The parts shared by all protocols.
 #[derive(Debug)]
 pub(crate) struct App {
-    engine: Arc<Engine>,
-    pub(crate) active: ActivePolicies,
+    engine: Engine,
     pub(crate) access: Arc<Access>,
     pub(crate) attributes: Attributes,
     /// The style of rate-limit response headers.
@@ -64,8 +59,6 @@ pub(crate) struct App {
     pub(crate) connections: Arc<ConnectionBudget>,
     /// Preserves usage across restarts, if configured.
     pub(crate) snapshots: Option<Snapshots>,
-    /// The instances that share the store, unless disabled.
-    fleet: Option<Fleet>,
 }
 
 impl App {
@@ -88,28 +81,14 @@ impl App {
         memory: MemoryStore,
         snapshots: Option<Snapshots>,
     ) -> Result<Self, String> {
-        let in_words = |error: Error| error.to_string();
-        let has_inline = config.resp.is_some();
-        let base = Base {
-            policies: config.policies,
-            candidates: config.candidates,
-            escalations: config.escalations,
-        };
-        let addresses = config.address_attributes;
-        let policies = policies::initial(&base, &addresses, has_inline).map_err(in_words)?;
+        let policies = config.policies;
         let observer = Observer::new(config.observe, &policies)?;
-        observer.escalations.follow(&base.escalations);
-        let port = config.listen.port();
-        let has_fleet = config.shared.as_ref().is_some_and(|shared| shared.fleet);
-        let store = Store::new(policies, memory, config.shared).map_err(in_words)?;
+        let store = Store::new(policies, memory, config.shared).map_err(|error| error.to_string())?;
         let (shadows, open_reservations) = (Shadows::default(), OpenReservations::default());
-        let engine = Arc::new(Engine { store, observer, shadows, open_reservations });
         Ok(Self {
-            fleet: has_fleet.then(|| Fleet::new(Arc::clone(&engine), port)),
-            active: ActivePolicies::new(Arc::clone(&engine), base, addresses.clone(), has_inline),
-            engine,
+            engine: Engine { store, observer, shadows, open_reservations },
             access: Arc::new(Access::new(config.listen, config.admin)),
-            attributes: Attributes { addresses },
+            attributes: Attributes { addresses: config.address_attributes },
             headers: config.headers,
             readiness: Readiness::default(),
             connections: Arc::new(ConnectionBudget::new(config.connections)),
@@ -120,6 +99,28 @@ impl App {
     /// Starts a client's call, which makes and records all of its decisions.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
         self.engine.call(caller)
+    }
+
+    /// Activates policies. `keys_shown`: redaction of the policies added at run time;
+    /// `old_keys_shown`: that of the ones before.
+    ///
+    /// # Errors
+    /// A limit is more than a shared store can count; the old policies stay active.
+    pub(crate) fn activate(
+        &self,
+        policies: PolicySet,
+        keys_shown: &HashMap<String, KeysShown>,
+        old_keys_shown: &HashMap<String, KeysShown>,
+    ) -> Result<(), Error> {
+        let Engine { store, observer, shadows, .. } = &self.engine;
+        // Register them before they decide, so that no decision is missed.
+        observer.follow(&policies, keys_shown);
+        if let Err(error) = store.configure(policies) {
+            observer.follow(&store.policies(), old_keys_shown);
+            return Err(error);
+        }
+        shadows.follow(&store.policies());
+        Ok(())
     }
 
     /// Completes the future of one request's decision: at once for the memory store. Such a future has 2 kB,
@@ -223,43 +224,6 @@ impl App {
         self.engine.store.shared()
     }
 
-    /// Counts the instances that share the store and publishes this one's record, if configured.
-    pub(crate) async fn count_instances(&self) {
-        let Some(shared) = self.shared() else { return };
-        match &self.fleet {
-            Some(fleet) => fleet.publish(&self.active, shared).await,
-            None => shared.count_instances(None).await,
-        }
-    }
-
-    /// The instances that share the store: all, or the one with this name or id. `None` without a fleet.
-    ///
-    /// # Errors
-    /// The fleet has no instance with this name or id.
-    pub(crate) async fn fleet(&self, instance: Option<&str>) -> Result<Option<FleetView>, String> {
-        match (&self.fleet, self.shared()) {
-            (Some(fleet), Some(shared)) => fleet.view(&self.active, shared, instance).await.map(Some),
-            _ if instance.is_some() => {
-                Err("there is no fleet: instances show each other only with a shared store \
-                                            and `store.fleet: true`; leave `instance` out"
-                    .to_owned())
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Adds the decisions of other instances to this one's history.
-    pub(crate) fn add_other_instances(&self, history: &mut HistoryReport) {
-        if let Some(fleet) = &self.fleet {
-            history.add_others(fleet.other_counts(&history.times_ms()));
-        }
-    }
-
-    /// How long the instances have differed in version or configuration. `None` without a fleet.
-    pub(crate) fn fleet_differs_for(&self) -> Option<Duration> {
-        self.fleet.as_ref().map(|fleet| fleet.differs_for().unwrap_or_default())
-    }
-
     /// Whether fallbacks may currently decide, because the shared store is unavailable.
     pub(crate) fn is_degraded(&self) -> bool {
         self.shared().is_some_and(Shared::is_degraded)
@@ -299,7 +263,7 @@ impl App {
             }
         });
         let request = request.under(policy.name());
-        self.store().apply(Some(Verb::Peek), std::slice::from_ref(&request)).await;
+        self.store().apply(Some(Verb::Peek), std::slice::from_ref(&request), None).await;
     }
 
     /// Removes expired keys from a part of the store.

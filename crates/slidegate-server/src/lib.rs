@@ -18,6 +18,7 @@ mod readme {}
 mod access;
 mod caller;
 mod cli;
+mod clock;
 mod config;
 mod control;
 mod debounce;

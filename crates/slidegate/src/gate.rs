@@ -143,7 +143,8 @@ impl<S: Store> Gate<S> {
     }
 
     /// Decides requests over any store. `is_waiting` requests ask again until they are allowed.
-    pub(crate) async fn decide_async<'r>(
+    #[doc(hidden)]
+    pub async fn decide_async<'r>(
         &self,
         verb: Option<Verb>,
         requests: &'r [Request<'r>],

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 
 use crate::block::{Escape, RecordWriter, TEXTS, Text};
 use crate::clock_changes::ClockChanges;
-use crate::column::present;
+use crate::column::{self, present};
 use crate::format::fold::FoldOrder;
 use crate::format::request::set_request;
 use crate::format::time::{Clock, TimeReader, Unit, duration_us};
@@ -203,14 +203,8 @@ impl FieldReader {
                 }
             }
             Field::ClientAndPort => {
-                let colon = memchr::memrchr(b':', text);
-                let is_port = |port: &[u8]| port.iter().all(u8::is_ascii_digit);
-                let address = match colon {
-                    Some(colon) if is_port(&text[colon + 1..]) => &text[..colon],
-                    _ => text,
-                };
                 if self.outranks(Text::Client as usize, rank) {
-                    out.text(Text::Client, address, escape);
+                    out.text(Text::Client, without_port(text), escape);
                 }
             }
             Field::Request => {
@@ -219,34 +213,19 @@ impl FieldReader {
                     set_request(text, escape, out);
                 }
             }
-            Field::Url => {
-                let (host, target) = split_url(text);
-                if let Some(host) = host.filter(|_| self.outranks(Text::Host as usize, rank)) {
-                    out.text(Text::Host, host, escape);
-                }
-                if self.outranks(Text::Target as usize, rank) {
-                    out.text(Text::Target, target, escape);
-                }
-            }
-            Field::Start | Field::End => {
-                let time_us = self.time.read(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
-                if field == Field::Start && self.outranks(START, rank) {
-                    self.start = Some((time_us, self.time.clock));
-                } else if field == Field::End && self.outranks(END, rank) {
-                    self.end = Some((time_us, self.time.clock));
-                }
-            }
+            Field::Url => self.set_url(rank, text, escape, out),
+            Field::Start => self.start = self.read_time(text, START, rank)?.or(self.start),
+            Field::End => self.end = self.read_time(text, END, rank)?.or(self.end),
             Field::Duration(unit) => self.duration_us = duration_us(text, unit),
             Field::Status => {
-                let status = crate::column::number::<u16>(text).filter(|status| *status <= 999);
+                let status = column::number::<u16>(text).filter(|status| *status <= 999);
                 let status = status.ok_or(Malformed::Field("status", "a number from 0 to 999"))?;
                 if self.outranks(STATUS, rank) {
                     out.record.status = status;
                 }
             }
             Field::Bytes => {
-                let bytes = crate::column::number(text);
-                let bytes = bytes.ok_or(Malformed::Field("bytes", "a whole number"))?;
+                let bytes = column::number(text).ok_or(Malformed::Field("bytes", "a whole number"))?;
                 if self.outranks(BYTES, rank) {
                     out.record.bytes = bytes;
                 }
@@ -255,6 +234,22 @@ impl FieldReader {
             Field::Extra(name) => out.extra(usize::from(name), text, escape)?,
         }
         Ok(())
+    }
+
+    fn set_url(&mut self, rank: u8, text: &[u8], escape: Escape, out: &mut RecordWriter<'_>) {
+        let (host, target) = split_url(text);
+        if let Some(host) = host.filter(|_| self.outranks(Text::Host as usize, rank)) {
+            out.text(Text::Host, host, escape);
+        }
+        if self.outranks(Text::Target as usize, rank) {
+            out.text(Text::Target, target, escape);
+        }
+    }
+
+    /// The time, if it counts.
+    fn read_time(&mut self, text: &[u8], place: usize, rank: u8) -> Result<Option<(u64, Clock)>, Malformed> {
+        let time_us = self.time.read(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
+        Ok(self.outranks(place, rank).then_some((time_us, self.time.clock)))
     }
 
     /// Decides which occurrence of a repeated time the line means.
@@ -316,7 +311,7 @@ fn cost(text: &[u8]) -> Option<u64> {
         None => (text, &[][..]),
     };
     let whole: Option<u64> =
-        if whole.is_empty() && !fraction.is_empty() { Some(0) } else { crate::column::number(whole) };
+        if whole.is_empty() && !fraction.is_empty() { Some(0) } else { column::number(whole) };
     if !fraction.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -361,4 +356,13 @@ pub(crate) fn named(name: &str) -> Option<Target> {
         ("duration_ns", Field::Duration(Unit::Nanoseconds), MAPPED),
     ];
     target(FIELDS, name)
+}
+
+/// An address without its port.
+fn without_port(text: &[u8]) -> &[u8] {
+    let is_port = |port: &[u8]| port.iter().all(u8::is_ascii_digit);
+    match memchr::memrchr(b':', text) {
+        Some(colon) if is_port(&text[colon + 1..]) => &text[..colon],
+        _ => text,
+    }
 }

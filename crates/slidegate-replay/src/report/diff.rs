@@ -370,9 +370,22 @@ impl DiffReport<'_> {
             lines.push(format!("| {name} | {count} | {} |", percent(count, outcome.requests)));
         }
         lines.push(String::new());
+        self.markdown_policies(&mut lines);
+        self.markdown_keys(&mut lines);
+        lines.extend(self.warnings().into_iter().map(|warning| format!("\n> {warning}")));
+        lines.extend(outcome.log.notes.iter().map(|note| format!("\n{}", code(note))));
+        lines.extend(self.verdicts().into_iter().map(|verdict| format!("\n{verdict}")));
+        lines.push(
+            "\nA replay cannot know of retries after a denial, nor of clients that slow down when they are denied."
+                .to_owned(),
+        );
+        lines.join("\n")
+    }
+
+    fn markdown_policies(&self, lines: &mut Vec<String>) {
         lines.push("| policy | old | new | denied | newly denied | newly allowed |".to_owned());
         lines.push("|---|---|---|--:|--:|--:|".to_owned());
-        for policy in &outcome.policies {
+        for policy in &self.outcome.policies {
             let quota = |side: &Option<DiffPolicySide>| {
                 side.as_ref().map_or_else(|| "-".to_owned(), DiffPolicySide::quota_in_words)
             };
@@ -388,6 +401,9 @@ impl DiffReport<'_> {
                 policy.newly_allowed
             ));
         }
+    }
+
+    fn markdown_keys(&self, lines: &mut Vec<String>) {
         for (name, keys, in_all) in self.key_lists() {
             if keys.is_empty() {
                 continue;
@@ -413,14 +429,6 @@ impl DiffReport<'_> {
             }
             lines.push("\n</details>".to_owned());
         }
-        lines.extend(self.warnings().into_iter().map(|warning| format!("\n> {warning}")));
-        lines.extend(outcome.log.notes.iter().map(|note| format!("\n{}", code(note))));
-        lines.extend(self.verdicts().into_iter().map(|verdict| format!("\n{verdict}")));
-        lines.push(
-            "\nA replay cannot know of retries after a denial, nor of clients that slow down when they are denied."
-                .to_owned(),
-        );
-        lines.join("\n")
     }
 
     fn key_lists(&self) -> [(&'static str, &[ChangedKey], u64); 2] {

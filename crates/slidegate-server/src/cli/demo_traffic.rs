@@ -71,9 +71,9 @@ async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_floo
     let path = if random.below(one_login_in) == 0 { "/login" } else { "/search" };
     let request = Request::new().with("user", &user).with("ip", ip).with("path", path);
     let protocol = Protocol::ALL[usize::try_from(random.below(4)).unwrap_or(0)];
-    let mut call = app.call(protocol);
+    let call = app.call(protocol);
     if is_flood || random.below(6) > 0 {
-        call.apply(Verb::Check, std::slice::from_ref(&request)).await;
+        call.apply(Some(Verb::Check), std::slice::from_ref(&request), None).await;
         return;
     }
     let request = request.with_cost([("tokens", 200 + random.below(4000))]);

@@ -512,7 +512,7 @@ async fn latency(store: &Store, deadline: Duration) -> Finding {
     let (began, mut times, mut fallbacks) = (clock.now(), Vec::with_capacity(CHECKS), 0);
     while times.len() < CHECKS && clock.now() - began < CHECKS_TIME {
         let sent = clock.now();
-        let decisions = store.apply(Some(Verb::Check), &requests).await;
+        let decisions = store.apply(Some(Verb::Check), &requests, None).await;
         fallbacks += usize::from(decisions.iter().any(|one| one.source() != DecisionSource::Store));
         times.push(clock.now() - sent);
     }

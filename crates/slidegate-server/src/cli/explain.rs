@@ -13,9 +13,8 @@ use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::{attribute, rate};
 use crate::config::{counted_name, quota_text};
-use crate::engine::App;
 use crate::envoy::{EnvoyConfig, Explanation, Rate, Settings};
-use crate::wire::request::{UNKNOWN, sent_value};
+use crate::wire::request::{Attributes, UNKNOWN, sent_value};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -98,20 +97,17 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
 
 /// Explains a request under the configured policies.
 fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
-    let mut config = args.policies.config()?;
-    // The result does not depend on the store, and no decision is traced.
-    config.shared = None;
-    config.observe.traces = None;
-    let gate = Gate::new(config.policies.clone());
+    let config = args.policies.config()?;
+    let gate = Gate::new(config.policies);
+    let known = Attributes { addresses: config.address_attributes };
     let attributes = args.parts.iter().map(|part| {
         attribute(part)
             .map_err(|message| Failure(format!("invalid attribute `{}`: {message}", part.escape_debug())))
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
-    let app = App::new(config)?;
     for (name, value) in &attributes {
         // The service would count it as `unknown`, which is hardly intended here.
-        if app.attributes.is_address(name) && value != UNKNOWN && value.parse::<IpAddr>().is_err() {
+        if known.is_address(name) && value != UNKNOWN && value.parse::<IpAddr>().is_err() {
             return Err(Failure(format!(
                 "invalid {name} `{}`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`",
                 value.escape_debug()
@@ -121,7 +117,7 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let sent = |(name, value): &(String, String)| sent_value(name, value.as_bytes().into()).into_owned();
     let values: Vec<_> = attributes.iter().map(sent).collect();
     let borrowed = attributes.iter().zip(&values).map(|((name, _), value)| (name.as_str(), value.as_slice()));
-    let request = app.attributes.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
+    let request = known.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
     let policies = gate.policies();
     let (mut text, mut json_list) = (Vec::new(), Vec::new());

@@ -71,12 +71,6 @@ Examples:
 
 Exit codes: 0 valid, 2 invalid or not readable";
 
-pub(super) const SCHEMA: &str = "\
-Examples:
-  slidegate schema > slidegate.schema.json
-
-Exit codes: 0 success, 2 error";
-
 pub(super) const KEY: &str = "\
 Examples:
   slidegate key show per-user alice
@@ -142,17 +136,13 @@ Examples:
 
 Exit codes: 0 success, 2 error";
 
-pub(super) const COMPLETIONS: &str = "\
+pub(super) const GENERATE: &str = "\
 Examples:
-  slidegate completions bash > /etc/bash_completion.d/slidegate
-  slidegate completions zsh > ~/.zfunc/_slidegate
-  slidegate completions fish > ~/.config/fish/completions/slidegate.fish
-
-Exit codes: 0 success, 2 error";
-
-pub(super) const MAN: &str = "\
-Examples:
-  slidegate man /usr/local/share/man/man1
+  slidegate generate schema > slidegate.schema.json
+  slidegate generate completions bash > /etc/bash_completion.d/slidegate
+  slidegate generate completions zsh > ~/.zfunc/_slidegate
+  slidegate generate completions fish > ~/.config/fish/completions/slidegate.fish
+  slidegate generate man /usr/local/share/man/man1
 
 Exit codes: 0 success, 2 error";
 

@@ -131,6 +131,17 @@ fn describe(response: &Value) -> String {
             lines.push(format!("{what} until {until}, by {}", change["by"].as_str().unwrap_or_default()));
         }
     }
+    describe_charges(response, &mut lines);
+    describe_holds(response, is_in_flight, &mut lines);
+    if let Some(room) = response["room"].as_array().filter(|room| !room.is_empty()) {
+        lines.push("if nothing more is charged:".to_owned());
+        let line = |one: &Value| format!("  in {:>10}  {} used", duration(&one["in_ms"]), one["used"]);
+        lines.extend(room.iter().map(line));
+    }
+    lines.join("\n")
+}
+
+fn describe_charges(response: &Value, lines: &mut Vec<String>) {
     let charges = response["charges"].as_array().map_or(&[][..], Vec::as_slice);
     if charges.len() > MAX_CHARGES {
         lines.push(format!("the last {MAX_CHARGES} of {} charges:", charges.len()));
@@ -140,6 +151,9 @@ fn describe(response: &Value) -> String {
     for charge in &charges[charges.len().saturating_sub(MAX_CHARGES)..] {
         lines.push(format!("  {:>10} ago  {}", duration(&charge["at_ms_ago"]), charge["cost"]));
     }
+}
+
+fn describe_holds(response: &Value, is_in_flight: bool, lines: &mut Vec<String>) {
     let holds = response["holds"].as_array().map_or(&[][..], Vec::as_slice);
     if !holds.is_empty() {
         let open = match response["open_holds"].as_u64() {
@@ -161,10 +175,4 @@ fn describe(response: &Value) -> String {
             hold["settled"]
         ));
     }
-    if let Some(room) = response["room"].as_array().filter(|room| !room.is_empty()) {
-        lines.push("if nothing more is charged:".to_owned());
-        let line = |one: &Value| format!("  in {:>10}  {} used", duration(&one["in_ms"]), one["used"]);
-        lines.extend(room.iter().map(line));
-    }
-    lines.join("\n")
 }

@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::notify::Notifier;
 use crate::config::{Config, Fingerprint, Sources, differences};
 use crate::control::changes::Base;
+use crate::control::state::Admin;
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::engine::App;
 
@@ -27,7 +28,7 @@ impl Triggers {
 
 /// Reloads until the service stops. `running` is the configuration it started with.
 pub(super) async fn run(
-    app: Arc<App>,
+    admin: Arc<Admin>,
     sources: Sources,
     triggers: Triggers,
     running: Config,
@@ -41,10 +42,11 @@ pub(super) async fn run(
             let sources = sources.clone();
             // Reading a file may block.
             let Ok(loaded) = tokio::task::spawn_blocking(move || sources.load()).await else { return };
-            let outcome =
-                loaded.map_err(|errors| errors.to_string()).and_then(|config| apply(&app, &running, config));
+            let outcome = loaded
+                .map_err(|errors| errors.to_string())
+                .and_then(|config| apply(&admin, &running, config));
             if let Err(errors) = outcome {
-                reject(&app, &errors);
+                reject(&admin.app, &errors);
             }
             notifier.ready();
         }
@@ -52,7 +54,7 @@ pub(super) async fn run(
 }
 
 /// Applies the settings that can be hot-reloaded.
-fn apply(app: &App, running: &Config, config: Config) -> Result<(), String> {
+fn apply(admin: &Admin, running: &Config, config: Config) -> Result<(), String> {
     let differences = differences(running, &config);
     if differences.iter().any(|name| name == "attributes: addresses") {
         return Err(
@@ -67,12 +69,12 @@ fn apply(app: &App, running: &Config, config: Config) -> Result<(), String> {
     config.log_warnings();
     let Config { policies, candidates, escalations, admin: rules, observe, file, .. } = config;
     let count = policies.iter().len();
-    let observer = app.observer();
+    let observer = admin.app.observer();
     observer.show_keys(observe.keys_shown);
     // Visits all keys in memory.
-    tokio::task::block_in_place(|| app.active.set_base(Base { policies, candidates, escalations }))
+    tokio::task::block_in_place(|| admin.control.active.set_base(Base { policies, candidates, escalations }))
         .map_err(|error| error.to_string())?;
-    app.access.set(rules);
+    admin.app.access.set(rules);
     observer.config_loaded(&file.hash, pending.clone());
     tracing::info!(policies = count, "config reloaded");
     if let Some(pending) = pending {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::iter::once;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,14 +23,15 @@ use super::reload::{self, Triggers};
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::{output, snapshots};
 use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, Traces, describe};
-use crate::control::admin::{self, Admin};
+use crate::control::admin;
 use crate::control::dashboard;
 use crate::control::pages;
+use crate::control::state::Admin;
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::engine::App;
-use crate::engine::store::HealthRecord;
+use crate::engine::store::{HealthRecord, Shared};
 use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
-use crate::listener::{self, BoundSocket, Workers};
+use crate::listener::{self, BoundSocket, HttpListener, Workers};
 use crate::log_limit::LogLimit;
 use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
@@ -111,6 +113,7 @@ fn runtime() -> Result<Runtime, Failure> {
     builder.map_err(|error| Failure(format!("cannot start threads: {error}")))
 }
 
+/// Starts the parts of the service, waits for the end, and stops them.
 async fn serve(
     config: Config,
     origin: String,
@@ -120,83 +123,63 @@ async fn serve(
     is_json: bool,
 ) -> Result<(), Failure> {
     let running = config.clone();
-    let mut signals =
-        Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
-    let triggers =
-        Triggers::new(watched).map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
+    let no_signals = |error| Failure(format!("cannot handle signals: {error}"));
+    let signals = Signals::listen().map_err(no_signals)?;
+    let triggers = Triggers::new(watched).map_err(no_signals)?;
     let listener = protocols::bind_http(&config)?;
-    let address = listener.sockets.first().and_then(BoundSocket::address).unwrap_or(config.listen);
-    let grace = config.shutdown_grace;
     let ports = protocols::bind(&config, envoy.as_ref())?;
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let (listening, mut listeners) = ports::listed("http", &listener.sockets, scheme);
-    let mut greeting = Greeting::of(&config, origin, listening);
-    greeting.ports = ports.iter().map(|port| port.banner.clone()).collect();
-    listeners.extend(ports.iter().flat_map(|port| port.listeners.clone()));
+    let (mut greeting, listeners) = Greeting::of(&config, origin, &listener, &ports);
+    let files = envoy.as_ref().map(|settings| watch_files(settings, &config, &mut greeting));
+    let (files, rules) = files.transpose()?.unzip();
     let is_local = listeners.iter().all(Listener::is_local);
     let drain_delay = config.drain_delay.unwrap_or(if is_local { Duration::ZERO } else { DRAIN_DELAY });
-    let grpc_settings = config.grpc.clone();
-    let (mut files, mut rules) = (None, None);
-    if let Some(settings) = &envoy {
-        let (watcher, live) = ConfigWatcher::start(settings, &config.policies)?;
-        let current = live.current();
-        greeting.envoy = Some(describe_files(settings, current.as_deref()));
-        if let (true, Some(body)) =
-            (greeting.policies.is_empty(), current.as_deref().and_then(EnvoyConfig::example))
-        {
-            greeting.example = format!(
-                "-d {} {}/json",
-                output::shell_word(&body),
-                greeting.listening.split(", ").next().unwrap_or_default()
-            );
-        }
-        files = Some(watcher);
-        rules = Some(ConfigFiles { live, settings: settings.clone() });
-    }
-    let auth = config.auth.clone();
-    let requires_sharing = config.shared.as_ref().is_some_and(|shared| shared.requires_sharing);
     // With the actual port, if the config asked for port 0.
-    let config = Config { listen: address, ..config };
-    let app = Arc::new(App::new(config)?);
+    let listen = listener.sockets.first().and_then(BoundSocket::address).unwrap_or(config.listen);
+    let admin = Arc::new(Admin::new(Config { listen, ..config }, listeners, sources.name())?);
+    let app = Arc::clone(&admin.app);
     if let Some(watcher) = &files {
-        let policies = watcher.policies()?;
-        app.active.set_external(&policies)?;
+        admin.control.active.set_external(&watcher.policies()?)?;
     }
-    if let Some(shared) = app.shared() {
-        greeting.store = match shared.test().await {
-            Ok(()) => {
-                shared.count_instances(None).await;
-                match shared.restriction() {
-                    None => format!("{}, shared", shared.url()),
-                    Some(restriction) => format!("{}, shared; {restriction}", shared.url()),
-                }
-            }
-            Err(failure) if requires_sharing => {
-                let words = "store: limits are not shared, which `require: shared` demands";
-                return fail(format!("{words}: {failure}"));
-            }
-            Err(failure) => {
-                format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.url())
-            }
-        };
+    if let (Some(shared), Some(settings)) = (app.shared(), &running.shared) {
+        greeting.store = test_store(shared, settings.requires_sharing).await?;
     }
+    warn(&app, listen);
+    // A closed standard output does not stop the service.
+    let _ = if is_json { output::print(greeting.as_json()) } else { output::print(&greeting) };
+    app.observer().config_loaded(&running.file.hash, None);
+    admin.control.poll().await;
+    tokio::task::block_in_place(|| snapshots::restore(&admin));
+    let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &running.grpc, rules));
+    let routes = operator_routes(&admin, &handler, files.is_some());
+    let http = HttpService::new(Arc::clone(&app), running.auth.clone(), routes);
+    let notifier = Notifier::new(ServiceManager::of_environment(), Arc::clone(&app), greeting.all_urls());
+    let mut tasks = background(&admin, files, demo);
+    let grace = running.shutdown_grace;
+    tasks.spawn(reload::run(Arc::clone(&admin), sources, triggers, running, notifier.clone()));
+    let workers = Workers::start().map_err(|error| Failure(format!("cannot start threads: {error}")))?;
+    let metrics = pages::metrics_route(Arc::clone(&admin));
+    let services = Services { app: Arc::clone(&app), workers: workers.clone(), handler, metrics };
+    let ((drain, draining), (end, stopped)) = (watch::channel(false), watch::channel(false));
+    let shutdown = Shutdown { draining, drain_delay, stopped, grace };
+    let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
+    let served: Vec<_> = ports.into_iter().map(serve).collect();
+    notifier.ready();
+    tasks.spawn(notifier.clone().follow_status());
+    tasks.spawn(notifier.clone().feed_watchdog());
+    let stop = stop(signals, demo, &notifier, &app, (drain, end), &shutdown);
+    let mut unfinished = listener.serve(Arc::new(http), &workers, &app.connections, stop, grace).await;
+    for port in served {
+        unfinished += port.await.unwrap_or_default();
+    }
+    finish(&admin, tasks, unfinished).await;
+    Ok(())
+}
+
+/// Logs what limits the service.
+fn warn(app: &App, address: SocketAddr) {
     if let Err(warning) = app.connections.fit() {
         tracing::warn!("{warning}");
     }
-    // A closed standard output does not stop the service.
-    let _ = if is_json { output::print(greeting.as_json()) } else { output::print(&greeting) };
-
-    let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&app.connections).run());
-    tasks.spawn(sweep(Arc::clone(&app)));
-    tasks.spawn(watch_store(Arc::clone(&app)));
-    tasks.spawn(pages::live::tick(Arc::clone(&app)));
-    let reserving = Arc::clone(&app);
-    tasks.spawn(async move { reserving.watch_reservations().await });
-    let notifying = Arc::clone(&app);
-    tasks.spawn(async move { notifying.report_crossings().await });
-    app.observer().config_loaded(&running.file.hash, None);
-    let admin = Arc::new(Admin::new(Arc::clone(&app), listeners, sources.name()));
     if !app.access.is_open() {
         tracing::warn!(
             %address,
@@ -204,77 +187,122 @@ async fn serve(
              `slidegate token new`"
         );
     }
-    admin.control.poll().await;
-    tokio::task::block_in_place(|| snapshots::restore(&admin));
-    tasks.spawn(snapshots::run(Arc::clone(&admin)));
-    let changes = Arc::clone(&admin);
-    tasks.spawn(async move { changes.control.run().await });
-    let escalating = Arc::clone(&admin);
-    tasks.spawn(async move { escalating.control.escalate().await });
-    let listening = once(&greeting.listening).chain(greeting.ports.iter().map(|(_, urls)| urls));
-    let listening = listening.map(String::as_str).collect::<Vec<_>>().join(", ");
-    let notifier = Notifier::new(ServiceManager::of_environment(), Arc::clone(&app), listening);
-    tasks.spawn(reload::run(Arc::clone(&app), sources, triggers, running, notifier.clone()));
-    if let Some(rules) = &rules {
-        app.observer().watch_files(rules.live.clone());
+}
+
+/// Reads the envoyproxy/ratelimit files, and greets with them.
+fn watch_files(
+    settings: &Settings,
+    config: &Config,
+    greeting: &mut Greeting,
+) -> Result<(ConfigWatcher, ConfigFiles), Failure> {
+    let (watcher, live) = ConfigWatcher::start(settings, &config.policies)?;
+    let current = live.current();
+    greeting.envoy = Some(describe_files(settings, current.as_deref()));
+    if greeting.policies.is_empty()
+        && let Some(body) = current.as_deref().and_then(EnvoyConfig::example)
+    {
+        greeting.example = format!("-d {} {}/json", output::shell_word(&body), greeting.url());
     }
-    tasks.spawn(follow_folder(Arc::clone(&app), files));
-    let has_rules = rules.is_some();
-    let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &grpc_settings, rules));
-    let mut more = admin::routes(&admin).and(dashboard::routes());
-    if has_rules {
-        let config = admin::for_readers(&app, Routes::over(Arc::clone(&handler), grpc::config_routes()));
-        more = more.and(Routes::over(Arc::clone(&handler), grpc::routes())).and(config);
-    }
-    let http = Arc::new(HttpService::new(Arc::clone(&app), auth, more));
-    let ((drain, draining), (stopping, stopped)) = (watch::channel(false), watch::channel(false));
-    let shutdown = Shutdown { draining, drain_delay, stopped, grace };
-    let workers = Workers::start().map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    let services = Services { app: Arc::clone(&app), workers: workers.clone(), handler };
-    let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
-    let served: Vec<_> = ports.into_iter().map(serve).collect();
-    notifier.ready();
-    tasks.spawn(notifier.clone().follow_status());
-    tasks.spawn(notifier.clone().feed_watchdog());
-    if let Some(demo) = demo {
-        tasks.spawn(demo.traffic(Arc::clone(&app)));
-    }
-    let stop = async {
-        let signal = tokio::select! {
-            signal = signals.next() => signal,
-            () = end_of(demo) => "end of the demo",
-        };
-        notifier.stopping(drain_delay + grace + EXIT_TIME);
-        app.readiness.begin_drain();
-        drain.send_replace(true);
-        if !drain_delay.is_zero() {
-            let drain_ms = drain_delay.as_millis();
-            tracing::info!(
-                signal,
-                drain_ms,
-                "draining: no longer ready, but serving; a second signal ends this"
-            );
-            tokio::select! {
-                () = sleep(drain_delay) => {}
-                _ = signals.next() => {}
-            }
+    Ok((watcher, ConfigFiles { live, settings: settings.clone() }))
+}
+
+/// Tests whether limits are shared. Returns the store in words.
+///
+/// # Errors
+/// They are not, and the config requires it.
+async fn test_store(shared: Shared<'_>, requires_sharing: bool) -> Result<String, Failure> {
+    match shared.test().await {
+        Ok(()) => {
+            shared.count_instances(None).await;
+            Ok(match shared.restriction() {
+                None => format!("{}, shared", shared.url()),
+                Some(restriction) => format!("{}, shared; {restriction}", shared.url()),
+            })
         }
-        app.observer().end();
-        stopping.send_replace(true);
-        tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
-    };
-    let mut unfinished = listener.serve(http, &workers, &app.connections, stop, grace).await;
-    for port in served {
-        unfinished += port.await.unwrap_or_default();
+        Err(failure) if requires_sharing => {
+            let words = "store: limits are not shared, which `require: shared` demands";
+            fail(format!("{words}: {failure}"))
+        }
+        Err(failure) => {
+            Ok(format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.url()))
+        }
     }
-    let unsent = app.store().send_pending(LAST_SETTLEMENTS).await;
+}
+
+/// Starts the tasks that run until the service ends.
+fn background(admin: &Arc<Admin>, files: Option<ConfigWatcher>, demo: Option<Demo>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let app = &admin.app;
+    tasks.spawn(Arc::clone(&app.connections).run());
+    tasks.spawn(sweep(Arc::clone(app)));
+    tasks.spawn(watch_store(Arc::clone(admin)));
+    tasks.spawn(pages::live::tick(Arc::clone(app)));
+    let reserving = Arc::clone(app);
+    tasks.spawn(async move { reserving.watch_reservations().await });
+    let notifying = Arc::clone(app);
+    tasks.spawn(async move { notifying.report_crossings().await });
+    tasks.spawn(snapshots::run(Arc::clone(admin)));
+    let changes = Arc::clone(admin);
+    tasks.spawn(async move { changes.control.run().await });
+    let escalating = Arc::clone(admin);
+    tasks.spawn(async move { escalating.control.escalate().await });
+    tasks.spawn(follow_folder(Arc::clone(admin), files));
+    if let Some(demo) = demo {
+        tasks.spawn(demo.traffic(Arc::clone(app)));
+    }
+    tasks
+}
+
+/// The routes of operators, and with files those of envoyproxy/ratelimit.
+fn operator_routes(admin: &Arc<Admin>, handler: &Arc<RateLimitHandler>, has_files: bool) -> Routes {
+    let routes = admin::routes(admin).and(dashboard::routes());
+    if !has_files {
+        return routes;
+    }
+    let config = admin::for_readers(&admin.app, Routes::over(Arc::clone(handler), grpc::config_routes()));
+    routes.and(Routes::over(Arc::clone(handler), grpc::routes())).and(config)
+}
+
+/// Completes when listeners must close: after a signal or the end of the demo, and a delay in which clients find
+/// other instances. A second signal ends the delay.
+async fn stop(
+    mut signals: Signals,
+    demo: Option<Demo>,
+    notifier: &Notifier,
+    app: &App,
+    (drain, end): (watch::Sender<bool>, watch::Sender<bool>),
+    &Shutdown { drain_delay, grace, .. }: &Shutdown,
+) {
+    let signal = tokio::select! {
+        signal = signals.next() => signal,
+        () = end_of(demo) => "end of the demo",
+    };
+    notifier.stopping(drain_delay + grace + EXIT_TIME);
+    app.readiness.begin_drain();
+    drain.send_replace(true);
+    if !drain_delay.is_zero() {
+        let drain_ms = drain_delay.as_millis();
+        tracing::info!(signal, drain_ms, "draining: no longer ready, but serving; a second signal ends this");
+        tokio::select! {
+            () = sleep(drain_delay) => {}
+            _ = signals.next() => {}
+        }
+    }
+    app.observer().end();
+    end.send_replace(true);
+    tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
+}
+
+/// Stops the tasks and keeps what must outlive the process.
+async fn finish(admin: &Admin, mut tasks: JoinSet<()>, unfinished: usize) {
+    let unsent = admin.app.store().send_pending(LAST_SETTLEMENTS).await;
     if unsent > 0 {
         tracing::warn!(settlements = unsent, "lost settlements: the store stayed unreachable");
     }
     tasks.abort_all();
-    tokio::task::block_in_place(|| snapshots::save(&admin));
+    tokio::task::block_in_place(|| snapshots::save(admin));
     // Blocks while the last spans are exported.
-    tokio::task::block_in_place(|| app.observer().end_traces());
+    tokio::task::block_in_place(|| admin.app.observer().end_traces());
     if unfinished > 0 {
         tracing::warn!(
             connections = unfinished,
@@ -282,7 +310,6 @@ async fn serve(
         );
     }
     tracing::info!("stopped");
-    Ok(())
 }
 
 /// Waits until the demo ends; forever without one.
@@ -311,23 +338,44 @@ struct Greeting {
 }
 
 impl Greeting {
-    fn of(config: &Config, origin: String, listening: String) -> Self {
+    /// The message, and what it lists as listening.
+    fn of(
+        config: &Config,
+        origin: String,
+        http: &HttpListener,
+        ports: &[Port<Services>],
+    ) -> (Self, Vec<Listener>) {
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        let (listening, mut listeners) = ports::listed("http", &http.sockets, scheme);
+        listeners.extend(ports.iter().flat_map(|port| port.listeners.clone()));
         let attributes: Vec<String> = config.policies.iter().next().map_or_else(Vec::new, |policy| {
             let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
             policy.scope().iter().map(|name| format!("{name}={}", value(name))).collect()
         });
         let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
-        let url = listening.split(", ").next().unwrap_or_default();
-        Self {
+        let mut greeting = Self {
             origin,
-            example: format!("'{url}/v1/check{query}'"),
+            example: String::new(),
             listening,
-            ports: Vec::new(),
+            ports: ports.iter().map(|port| port.banner.clone()).collect(),
             store: config.memory.to_string(),
             traces: config.observe.traces.as_ref().map(Traces::shown),
             policies: config.policies.iter().map(|policy| describe(policy, config.storage())).collect(),
             envoy: None,
-        }
+        };
+        greeting.example = format!("'{}/v1/check{query}'", greeting.url());
+        (greeting, listeners)
+    }
+
+    /// The first URL of the HTTP API.
+    fn url(&self) -> &str {
+        self.listening.split(", ").next().unwrap_or_default()
+    }
+
+    /// The URLs of all ports.
+    fn all_urls(&self) -> String {
+        let urls = once(&self.listening).chain(self.ports.iter().map(|(_, urls)| urls));
+        urls.map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
     /// The message as a JSON log line, readable by log collectors of containers.
@@ -391,12 +439,12 @@ fn describe_files(settings: &Settings, envoy: Option<&EnvoyConfig>) -> String {
 }
 
 /// Hot-reloads envoyproxy/ratelimit files.
-async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
+async fn follow_folder(admin: Arc<Admin>, watcher: Option<ConfigWatcher>) {
     let Some(mut watcher) = watcher else { return };
     loop {
-        let app = Arc::clone(&app);
+        let admin = Arc::clone(&admin);
         let looked = tokio::task::spawn_blocking(move || {
-            watcher.poll(&|policies| app.active.set_external(&policies));
+            watcher.poll(&|policies| admin.control.active.set_external(&policies));
             watcher
         });
         // An error means that the runtime is stopping, or that the task panicked, which was logged.
@@ -408,8 +456,8 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
 
 /// Watches a shared store: logs unavailability, at most once per second, and settings that silently
 /// break limits. Counts the instances and publishes this one's record.
-async fn watch_store(app: Arc<App>) {
-    let Some(shared) = app.shared() else { return };
+async fn watch_store(admin: Arc<Admin>) {
+    let Some(shared) = admin.app.shared() else { return };
     let mut seen = HealthRecord::default();
     let watch = async {
         loop {
@@ -426,7 +474,7 @@ async fn watch_store(app: Arc<App>) {
     let count = async {
         loop {
             sleep(RedisStore::COUNT_INTERVAL).await;
-            app.count_instances().await;
+            admin.count_instances().await;
         }
     };
     tokio::join!(watch, examine, count);

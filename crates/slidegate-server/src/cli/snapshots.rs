@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::control::admin::Admin;
+use crate::control::state::Admin;
 
 /// Restores run-time changes, then usage under the resulting policies.
 pub(super) fn restore(admin: &Admin) {

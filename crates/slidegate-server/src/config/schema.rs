@@ -42,7 +42,7 @@ const FORMS: [Form; 20] = [
     webhook::SECRET_FILE,
 ];
 
-/// The schema as `slidegate schema` prints it.
+/// The schema as `slidegate generate schema` prints it.
 pub(crate) fn published() -> Value {
     let mut schema = self::schema().published();
     // A file may lack policies only if limits come from elsewhere.

@@ -11,6 +11,7 @@ use axum::routing::{delete, get, post};
 use crate::access;
 use crate::config::Right;
 use crate::control::pages;
+use crate::control::state::Admin;
 use crate::engine::App;
 use crate::wire::routes::Routes;
 
@@ -23,10 +24,7 @@ pub(crate) mod policies;
 mod reply;
 pub(crate) mod reset;
 pub(crate) mod shadows;
-mod state;
 pub(crate) mod status;
-
-pub(crate) use state::Admin;
 
 /// Restricts these routes to callers with the right to read.
 pub(crate) fn for_readers(app: &Arc<App>, routes: Routes) -> Routes {
@@ -52,7 +50,7 @@ pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
         ("/v1/changes/{id}/undo", post(policies::undo)),
     ];
     let writers = (Arc::clone(&admin.app.access), Right::Write);
-    let reading = Routes::over(Arc::clone(admin), reading).and(pages::routes(Arc::clone(&admin.app)));
+    let reading = Routes::over(Arc::clone(admin), reading).and(pages::routes(Arc::clone(admin)));
     let reading = for_readers(&admin.app, reading);
     let changing = Routes::over(Arc::clone(admin), changing)
         .behind(|router| router.route_layer(from_fn_with_state(writers, access::may_operate)));

@@ -1,6 +1,6 @@
 //! Run-time changes, shared by all instances: the control document, and the resulting policies.
 
-mod clock;
+mod active;
 mod control;
 mod document;
 mod escalate;
@@ -10,9 +10,9 @@ mod reconcile;
 mod refusal;
 mod terms;
 
-pub(crate) use clock::{at_text, now_ms};
+pub(crate) use active::initial;
 pub(crate) use control::{Control, ControlStatus, Location};
 pub(crate) use document::{Change, Document, KeyChange, KeyKind, KeyTerms, What};
-pub(crate) use fold::{Base, Folded, fold};
+pub(crate) use fold::Base;
 pub(crate) use refusal::{Cause, Refusal};
 pub(crate) use terms::{Counting, Terms};

@@ -11,10 +11,10 @@ use std::time::Duration;
 use ring::digest::{Context, SHA256};
 use slidegate::PolicySet;
 
+use crate::clock::{millis, now_ms};
 use crate::config::{Storage, describe};
-use crate::control::changes::now_ms;
-use crate::engine::decide::Engine;
-use crate::engine::policies::ActivePolicies;
+use crate::control::changes::Document;
+use crate::engine::App;
 use crate::engine::store::Shared;
 use crate::record::{By, OtherCounts, Ranking};
 
@@ -41,7 +41,7 @@ const DIGEST_DIGITS: usize = 16;
 /// The fleet, as this instance sees it.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    engine: Arc<Engine>,
+    app: Arc<App>,
     /// Host and port.
     name: String,
     state: Mutex<State>,
@@ -96,18 +96,18 @@ pub(crate) struct FleetView {
 }
 
 impl Fleet {
-    pub(crate) fn new(engine: Arc<Engine>, port: u16) -> Self {
+    pub(crate) fn new(app: Arc<App>, port: u16) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let printable: String = host.chars().filter(char::is_ascii_graphic).take(100).collect();
         let name = format!("{printable}:{port}");
-        Self { engine, name, state: Mutex::default(), reading: tokio::sync::Mutex::default() }
+        Self { app, name, state: Mutex::default(), reading: tokio::sync::Mutex::default() }
     }
 
     /// Publishes this instance's record, counts the instances, and reads the others' records if due.
-    pub(crate) async fn publish(&self, active: &ActivePolicies, shared: Shared<'_>) {
-        let now = self.engine.observer.uptime();
+    pub(crate) async fn publish(&self, document: &Document, shared: Shared<'_>) {
+        let now = self.app.observer().uptime();
         {
-            let checks = self.engine.observer.checks();
+            let checks = self.app.observer().checks();
             let mut state = self.state();
             let Published { at, checks: before, .. } = state.published;
             let since = |index: usize| checks[index].saturating_sub(before[index]);
@@ -121,11 +121,11 @@ impl Fleet {
         if now >= self.state().next_top {
             let top = tokio::task::block_in_place(|| self.top());
             let mut state = self.state();
-            let took = self.engine.observer.uptime().saturating_sub(now);
+            let took = self.app.observer().uptime().saturating_sub(now);
             (state.top, state.next_top) = (top, now + took * TOP_PAUSE);
         }
         let [used, denials] = self.state().top.clone();
-        let record = Record { used, denials, ..self.own(active) };
+        let record = Record { used, denials, ..self.own(document) };
         shared.count_instances(Some(&record.fitted())).await;
         let is_due = self.state().read_at.is_none_or(|at| now.saturating_sub(at) >= LOOK_EVERY);
         if is_due {
@@ -136,7 +136,7 @@ impl Fleet {
     /// How long versions or configurations have differed, as last seen.
     pub(crate) fn differs_for(&self) -> Option<Duration> {
         let since = self.state().differ?.since;
-        Some(self.engine.observer.uptime().saturating_sub(since))
+        Some(self.app.observer().uptime().saturating_sub(since))
     }
 
     /// All instances, or the one with this name or id.
@@ -145,13 +145,16 @@ impl Fleet {
     /// No instance, or more than one, has this name; says how to name one.
     pub(crate) async fn view(
         &self,
-        active: &ActivePolicies,
+        document: &Document,
         shared: Shared<'_>,
         instance: Option<&str>,
     ) -> Result<FleetView, String> {
         self.read(shared, FRESH).await;
-        let own =
-            Instance { id: shared.redis().instance_id().to_owned(), is_this: true, record: self.own(active) };
+        let own = Instance {
+            id: shared.redis().instance_id().to_owned(),
+            is_this: true,
+            record: self.own(document),
+        };
         let (others, error, unreadable) = {
             let state = self.state();
             (Arc::clone(&state.others), state.error.clone(), state.unreadable)
@@ -184,7 +187,7 @@ impl Fleet {
     /// Reads the others' records, unless read within `fresh`.
     async fn read(&self, shared: Shared<'_>, fresh: Duration) {
         let _reading = self.reading.lock().await;
-        let now = self.engine.observer.uptime();
+        let now = self.app.observer().uptime();
         if self.state().read_at.is_some_and(|at| now.saturating_sub(at) < fresh) {
             return;
         }
@@ -216,9 +219,9 @@ impl Fleet {
                 let differ = differ.map(|differ| report(differ, now, &others));
                 state.differ = differ;
                 (state.others, state.unreadable, state.error) = (others.into(), unreadable, None);
-                let observer = &self.engine.observer;
+                let observer = self.app.observer();
                 let at_ms = observer.wall_time(observer.started_at + now).as_micros() / 1000;
-                let policies = self.engine.store.policies();
+                let policies = self.app.policies();
                 let State { history, others, .. } = &mut *state;
                 history.add(at_ms, others, |name| policies.by_name(name).is_some());
             }
@@ -231,7 +234,7 @@ impl Fleet {
     }
 
     fn top(&self) -> [TopPart; 2] {
-        let observer = &self.engine.observer;
+        let observer = self.app.observer();
         let counts = |name: &String| observer.counts(name).unwrap_or_default();
         let mut busiest = observer.policies();
         busiest.sort_by_cached_key(|name| std::cmp::Reverse(counts(name).allowed + counts(name).denied));
@@ -246,11 +249,11 @@ impl Fleet {
     }
 
     /// This instance's record, without top keys.
-    fn own(&self, active: &ActivePolicies) -> Record {
-        let observer = &self.engine.observer;
-        let (now, document) = (now_ms(), active.document());
+    fn own(&self, document: &Document) -> Record {
+        let observer = self.app.observer();
+        let now = now_ms();
         let changes = document.count_in_force(now) as u64;
-        let open = self.engine.open_reservations.costs(&self.engine.store.policies());
+        let open = self.app.open_reservations();
         let mut policies = Vec::new();
         for name in observer.policies() {
             let open = open.get(name.as_str()).copied().unwrap_or_default();
@@ -265,7 +268,7 @@ impl Fleet {
             config: self.digest(),
             changes,
             changes_digest: if changes == 0 { 0 } else { document.digest(now) },
-            degraded: self.engine.store.shared().is_some_and(Shared::is_degraded),
+            degraded: self.app.is_degraded(),
             allowed,
             denied,
             recent: self.state().published.recent,
@@ -278,8 +281,8 @@ impl Fleet {
 
     /// The digest of the config file and the active policies, whatever their source.
     fn digest(&self) -> String {
-        let file = self.engine.observer.config().hash;
-        let policies = self.engine.store.policies();
+        let file = self.app.observer().config().hash;
+        let policies = self.app.policies();
         let mut state = self.state();
         if let Some((_, _, digest)) =
             state.digest.as_ref().filter(|(known, hash, _)| Arc::ptr_eq(known, &policies) && *hash == file)
@@ -357,8 +360,4 @@ impl Recent {
         let of = |count: u64| (count as f64 * 10_000.0 / self.interval_ms.max(1) as f64).round() / 10.0;
         if self.interval_ms == 0 { [0.0; 2] } else { [of(self.allowed), of(self.denied)] }
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

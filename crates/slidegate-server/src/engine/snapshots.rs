@@ -13,8 +13,8 @@ use slidegate::store::{RestoredSnapshot, SavedSnapshot, SnapshotFile};
 use tokio::sync::Notify;
 
 use super::store::Store;
+use crate::clock::{millis, now_ms};
 use crate::config::SnapshotSettings;
-use crate::control::changes::now_ms;
 use crate::log_limit::LogLimit;
 
 /// The name of the run-time changes in a snapshot.
@@ -108,7 +108,7 @@ impl Snapshots {
             Ok(Some(restored)) => {
                 let RestoredSnapshot { keys, expired, unknown_policy, other_algorithm, downtime, .. } =
                     restored;
-                let downtime_ms = u64::try_from(downtime.as_millis()).unwrap_or(u64::MAX);
+                let downtime_ms = millis(downtime);
                 tracing::info!(
                     keys,
                     expired,

@@ -67,12 +67,15 @@ impl Store {
         matches!(self.gate.store(), AnyStore::Memory(_))
     }
 
-    /// Decides requests in one step.
-    pub(crate) async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let decisions = match verb {
-            Some(verb) => self.gate.apply_all(verb, requests).await,
-            None => self.gate.apply(requests).await,
-        };
+    /// Decides requests in one step; without a `verb`, each by its own. With an idempotency key `id`,
+    /// repeats of one request are charged once.
+    pub(crate) async fn apply<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+    ) -> Decisions<'r> {
+        let decisions = self.gate.gate().decide_async(verb, requests, id, false).await;
         self.health.record(&decisions);
         decisions
     }
@@ -91,14 +94,6 @@ impl Store {
     /// A limit is too large for a shared store.
     pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
         check_policy(policy, self.gate.store())
-    }
-
-    /// Checks a request with an idempotency key: repeated requests with the same id are charged
-    /// once.
-    pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        let decisions = self.gate.check_once(request, id).await;
-        self.health.record(&decisions);
-        decisions
     }
 
     /// Reserves the cost of requests that together count as one.

@@ -14,6 +14,7 @@ use slidegate::Policy;
 
 use super::histogram::{Histogram, Reading};
 use super::policy_counters::{HoldOutcome, OTHERS, Outcome, PolicyCounters, SOURCES};
+use crate::clock::millis;
 
 /// Length of a step.
 pub(crate) const STEP: Duration = Duration::from_secs(10);
@@ -346,10 +347,6 @@ fn checks(policy: &PolicyCounters) -> [u32; CHECKS] {
     std::array::from_fn(|at| {
         policy.checks(Outcome::ALL[at / SOURCES.len()], SOURCES[at % SOURCES.len()]) as u32
     })
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Lists have one entry per step, oldest first.

@@ -319,12 +319,6 @@ impl Observer {
         [0, 1].map(|verdict| self.counters.sum(|seen| of(seen, verdict)))
     }
 
-    /// Exports the reload counts of envoyproxy/ratelimit files.
-    pub(crate) fn watch_files(&self, live: LiveConfig) {
-        // Set once, at the start.
-        let _ = self.files.set(live);
-    }
-
     pub(crate) fn events(&self) -> &events::Events {
         &self.events
     }

@@ -78,7 +78,7 @@ impl AuthHandler {
         query: &str,
     ) -> Result<Response<Full<Bytes>>, Problem> {
         let caller = app.observer().caller(Protocol::AuthRequest, headers);
-        let mut call = app.call(caller);
+        let call = app.call(caller);
         let mapping = self.mapping(proxy)?;
         let mut attributes: Vec<(Cow<'_, str>, Cow<'_, [u8]>)> = Vec::new();
         for attribute in &mapping.attributes {
@@ -108,7 +108,7 @@ impl AuthHandler {
             can_decide(&app.policies(), name, &request)?;
             request = request.under(name);
         }
-        let decisions = call.apply(Verb::Check, std::slice::from_ref(&request)).await;
+        let decisions = call.apply(Some(Verb::Check), std::slice::from_ref(&request), None).await;
 
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);

@@ -3,6 +3,7 @@
 
 mod codec;
 mod connection;
+mod frame;
 mod handler;
 mod header_blocks;
 mod incomplete;

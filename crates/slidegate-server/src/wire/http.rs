@@ -3,6 +3,7 @@
 //! `http/openapi.json` describes every route. A test writes it from `http/openapi.rs` and the structs of bodies and
 //! responses, and another compares it with the routes.
 
+use std::slice;
 use std::sync::Arc;
 
 use axum::Router;
@@ -109,11 +110,11 @@ pub(super) fn check(
 }
 
 async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
-    let mut call = call(&app, &headers);
+    let call = call(&app, &headers);
     let ask = RequestBody::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&app)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    let decisions = call.check_once(&request, id).await;
+    let decisions = call.apply(Some(Verb::Check), slice::from_ref(&request), id).await;
     respond(&app, Verb::Check, &decisions, headers)
 }
 
@@ -132,14 +133,11 @@ where
     let headers = head.headers;
     async move {
         let bytes = json_body::read(body, MAX_BODY).await?;
-        let mut call = call(app, &headers);
+        let call = call(app, &headers);
         let id = idempotency::id(verb, &headers)?;
         let ask: RequestBody<'_> = json_body::parse(&bytes)?;
         let request = ask.request(app)?;
-        let decisions = match id {
-            Some(id) => call.check_once(&request, Some(id)).await,
-            None => call.apply(verb, std::slice::from_ref(&request)).await,
-        };
+        let decisions = call.apply(Some(verb), slice::from_ref(&request), id).await;
         respond(app, verb, &decisions, headers)
     }
 }

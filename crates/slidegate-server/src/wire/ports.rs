@@ -93,7 +93,7 @@ impl Listener {
 impl Shutdown {
     /// Waits until the service is no longer ready.
     pub(crate) async fn draining(&self) {
-        // The sender lives until shutdown is over.
+        // The sender says so before it is dropped.
         let _ = self.draining.clone().wait_for(|draining| *draining).await;
     }
 
@@ -106,7 +106,7 @@ impl Shutdown {
 
     /// Waits until the listeners must close.
     pub(crate) async fn begun(mut self) {
-        // The sender lives until shutdown is over.
+        // The sender says so before it is dropped.
         let _ = self.stopped.wait_for(|stopped| *stopped).await;
     }
 }

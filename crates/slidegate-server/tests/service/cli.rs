@@ -235,7 +235,7 @@ fn the_url_of_the_environment_is_used_unless_another_is_given() {
 /// A script that a shell cannot read completes nothing, and the shell complains at each start.
 #[test]
 fn bash_completes_commands_and_options_by_the_script() {
-    let script = text(&run(&["completions", "bash"]).stdout);
+    let script = text(&run(&["generate", "completions", "bash"]).stdout);
     let complete = |words: &str| {
         let program = format!(
             "{script}\nCOMP_WORDS=({words})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\

@@ -21,7 +21,7 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("control/changes/control.rs", "changes of operators, by a timer"),
     ("control/changes/escalate.rs", "keys that are blocked, by a `LogLimit`"),
     ("engine/snapshots.rs", "the start, and snapshots by a timer"),
-    ("engine/policies.rs", "changes of operators, by a timer"),
+    ("control/changes/active.rs", "changes of operators, by a timer"),
     ("config.rs", "the start and a changed file, a few lines each"),
     ("wire/malformed.rs", "input of clients, by a `LogLimit`"),
     ("record/observer.rs", "the first request that a policy skips, once for each policy"),

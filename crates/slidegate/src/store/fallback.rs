@@ -13,7 +13,7 @@ use crate::quota::Quota;
 use crate::store::failure::StoreFailure;
 use crate::store::memory::MemoryStore;
 use crate::store::shared::{DecideError, SharedStore};
-use crate::store::{QuotaChanges, Store, StoreDecisions, StoredPolicy};
+use crate::store::{LocalStore, QuotaChanges, Store, StoreDecisions, StoredPolicy};
 use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
@@ -171,7 +171,7 @@ impl<S: SharedStore> Store for FallbackStore<S> {
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
         self.local.last_known.forget_all();
-        let local = self.local.memory.reset(charges);
+        let local = LocalStore::reset(&self.local.memory, charges);
         let stored = self.primary.reset(charges).await;
         Ok(stored.map_err(|failure| Error::store(self.remember(failure).to_string()))? || local)
     }

@@ -164,6 +164,7 @@ impl Shard {
 mod tests {
     use super::*;
     use crate::charge::Charges;
+    use crate::store::LocalStore as _;
     use crate::store::memory::MemoryStore;
     use crate::{Gate, Policy, PolicySet, Quota, Request, clock::ManualClock, verb::Verb};
 

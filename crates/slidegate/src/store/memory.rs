@@ -12,7 +12,7 @@ use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::{ChangedPolicy, Quota};
-use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, decide};
+use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, all_or_none};
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
@@ -138,9 +138,51 @@ const MOST_SEARCHED: usize = 4;
 const OWN_POLICY: u32 = 0;
 
 impl LocalStore for MemoryStore {
-    #[inline]
     fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        self.apply(charges)
+        self.end_due_holds(charges);
+        let mut locked = self.lock_charges(charges);
+        let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
+            || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
+        let (mut converted, mut decided) = (Vec::new(), StoreDecisions::default());
+        if has_inline && charges.iter().all(|charge| charge.part.verb == Verb::Refund) {
+            let refund = |at: usize, verb, cost| {
+                let (data, call) = locked.key(at, charges[at].quota);
+                data.refund_in_own_window(&Call { verb, cost, ..call }, charges[at].instead_of)
+            };
+            all_or_none(charges, refund, &mut decided.decisions);
+            return decided;
+        }
+        if has_inline {
+            for (at, charge) in charges.iter().enumerate() {
+                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
+                converted.extend(inline_quotas.before(&call, charge.instead_of, shard).map(|one| (at, one)));
+            }
+        }
+        let apply = |at: usize, verb, cost| {
+            let hold = charges[at].new_hold();
+            let (data, call) = locked.key(at, charges[at].quota);
+            data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
+        };
+        all_or_none(charges, apply, &mut decided.decisions);
+        if has_inline {
+            for (at, charge) in charges.iter().enumerate() {
+                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
+                inline_quotas.after(&call, charge.instead_of.is_some(), shard);
+            }
+        }
+        // A charge of nothing leaves its key unchanged.
+        for (at, one) in converted.into_iter().rev() {
+            let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charges[at].quota);
+            let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
+                after.cost > 0
+                    && charge.reserve.is_none()
+                    && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
+            };
+            if !charges.iter().zip(&decided.decisions).any(is_moved) {
+                inline_quotas.undo(&call, one, shard);
+            }
+        }
+        decided
     }
 
     fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
@@ -149,7 +191,11 @@ impl LocalStore for MemoryStore {
     }
 
     fn reset(&self, charges: &[Charge<'_>]) -> bool {
-        self.reset(charges)
+        let mut locked = self.lock_charges(charges);
+        charges.iter().enumerate().fold(false, |counted, (at, charge)| {
+            let (data, call) = locked.key(at, charge.quota);
+            data.on_key(&call, Shard::forget) || counted
+        })
     }
 
     fn wall_time(&self) -> Timestamp {
@@ -162,7 +208,12 @@ impl LocalStore for MemoryStore {
     }
 
     fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
-        Ok(self.inspect(charges))
+        let mut locked = self.lock_charges(charges);
+        let found = charges.iter().enumerate().map(|(at, charge)| {
+            let (data, call) = locked.key(at, charge.quota);
+            data.on_key(&Call { cost: charge.part.cost, ..call }, Shard::inspect)
+        });
+        Ok(found.collect())
     }
 
     fn reset_policy_step(
@@ -288,51 +339,6 @@ impl MemoryStore {
         }
     }
 
-    /// Applies all charges of a plan or none. The decisions are in the plan's order.
-    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        self.end_due_holds(charges);
-        let mut locked = self.lock_charges(charges);
-        let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
-            || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
-        let mut converted = Vec::new();
-        if has_inline && charges.iter().all(|charge| charge.part.verb == Verb::Refund) {
-            return decide(charges, |at, verb, cost| {
-                let (data, call) = locked.key(at, charges[at].quota);
-                data.refund_in_own_window(&Call { verb, cost, ..call }, charges[at].instead_of)
-            });
-        }
-        if has_inline {
-            for (at, charge) in charges.iter().enumerate() {
-                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
-                converted.extend(inline_quotas.before(&call, charge.instead_of, shard).map(|one| (at, one)));
-            }
-        }
-        let decided = decide(charges, |at, verb, cost| {
-            let hold = charges[at].new_hold();
-            let (data, call) = locked.key(at, charges[at].quota);
-            data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
-        });
-        if has_inline {
-            for (at, charge) in charges.iter().enumerate() {
-                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
-                inline_quotas.after(&call, charge.instead_of.is_some(), shard);
-            }
-        }
-        // A charge of nothing leaves its key unchanged.
-        for (at, one) in converted.into_iter().rev() {
-            let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charges[at].quota);
-            let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
-                after.cost > 0
-                    && charge.reserve.is_none()
-                    && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
-            };
-            if !charges.iter().zip(&decided.decisions).any(is_moved) {
-                inline_quotas.undo(&call, one, shard);
-            }
-        }
-        decided
-    }
-
     /// Ends expired holds of any keys if these charges may lack room for theirs.
     fn end_due_holds(&self, charges: &[Charge<'_>]) {
         let is_short = |one: &Charge<'_>| {
@@ -352,15 +358,6 @@ impl MemoryStore {
                 return;
             }
         }
-    }
-
-    /// Removes the plan's keys. Returns whether anything still counted.
-    pub(crate) fn reset(&self, charges: &[Charge<'_>]) -> bool {
-        let mut locked = self.lock_charges(charges);
-        charges.iter().enumerate().fold(false, |counted, (at, charge)| {
-            let (data, call) = locked.key(at, charge.quota);
-            data.on_key(&call, Shard::forget) || counted
-        })
     }
 
     /// Removes the keys of these policies, given by number, in the shards from `from` on, until at
@@ -383,16 +380,6 @@ impl MemoryStore {
             }
         }
         (all, None)
-    }
-
-    /// The full usage of the plan's keys, in its order.
-    pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<KeyInspection> {
-        let mut locked = self.lock_charges(charges);
-        let found = charges.iter().enumerate().map(|(at, charge)| {
-            let (data, call) = locked.key(at, charge.quota);
-            data.on_key(&Call { cost: charge.part.cost, ..call }, Shard::inspect)
-        });
-        found.collect()
     }
 
     /// Converts every key to its new quota, after that quota became active.

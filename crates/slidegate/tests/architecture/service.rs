@@ -4,8 +4,8 @@ use super::source_tree::SourceTree;
 
 /// The modules of the service, each with the modules it may import, from the bottom up.
 ///
-/// `wire` is the data plane, `control` the control plane. Nothing imports upwards but `engine`, which holds the
-/// run-time changes and the fleet of its instance.
+/// `wire`, `engine` and `record` are the data plane, `control` is the control plane, which starts it. Nothing imports
+/// upwards.
 const MODULES: &[(&str, &[&str])] = &[
     ("lib", &[]),
     ("main", &[]),
@@ -13,6 +13,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("control", &[]),
     // Basics: they know no part of the service.
     ("caller", &[]),
+    ("clock", &[]),
     ("debounce", &[]),
     ("http_client", &[]),
     ("limits", &[]),
@@ -44,6 +45,7 @@ const MODULES: &[(&str, &[&str])] = &[
         &[
             "engine/explanation",
             "caller",
+            "clock",
             "config",
             "envoy",
             "http_client",
@@ -59,9 +61,8 @@ const MODULES: &[(&str, &[&str])] = &[
         &[
             "access",
             "caller",
+            "clock",
             "config",
-            "control/changes",
-            "control/fleet",
             "envoy",
             "listener",
             "log_limit",
@@ -70,8 +71,12 @@ const MODULES: &[(&str, &[&str])] = &[
             "wire/request",
         ],
     ),
-    ("control/fleet", &["config", "control/changes", "engine", "engine/store", "record"]),
-    ("control/changes", &["engine", "engine/store", "wire/key_text", "limits", "log_limit", "record"]),
+    (
+        "control/changes",
+        &["clock", "engine", "engine/store", "wire/key_text", "limits", "log_limit", "record"],
+    ),
+    ("control/fleet", &["clock", "config", "control/changes", "engine", "engine/store", "record"]),
+    ("control/state", &["config", "control/changes", "control/fleet", "engine", "record", "wire/ports"]),
     // Protocols and pages: they know no store and not each other.
     (
         "wire/http",
@@ -126,10 +131,12 @@ const MODULES: &[(&str, &[&str])] = &[
         &[
             "access",
             "caller",
+            "clock",
             "config",
             "control/changes",
             "control/fleet",
             "control/pages",
+            "control/state",
             "engine",
             "limits",
             "listener",
@@ -149,8 +156,11 @@ const MODULES: &[(&str, &[&str])] = &[
         &[
             "access",
             "access/attempts",
+            "clock",
             "engine",
             "control/changes",
+            "control/fleet",
+            "control/state",
             "engine/explanation",
             "engine/store",
             "caller",
@@ -183,10 +193,7 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("wire/protocol", &["access", "engine", "wire/auth", "config", "wire/http", "listener", "wire/routes"]),
-    (
-        "wire/protocols",
-        &["config", "control/pages", "engine", "envoy", "listener", "wire/grpc", "wire/ports", "wire/resp"],
-    ),
+    ("wire/protocols", &["config", "engine", "envoy", "listener", "wire/grpc", "wire/ports", "wire/resp"]),
     (
         "cli",
         &[
@@ -198,6 +205,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "control/dashboard",
             "control/fleet",
             "control/pages",
+            "control/state",
             "debounce",
             "engine",
             "engine/explanation",
@@ -228,6 +236,16 @@ const PROTOCOLS: &[&str] = &["wire/http", "wire/auth", "wire/resp", "wire/grpc"]
 #[test]
 fn modules_of_the_service_import_what_the_table_allows() {
     assert_eq!(SourceTree::read("slidegate-server", MODULES).violations(), [""; 0]);
+}
+
+/// Decisions go on without operators, and a data plane that knows its control plane cannot be replaced alone.
+#[test]
+fn the_data_plane_imports_nothing_of_the_control_plane() {
+    let is_control = |module: &str| module == "control" || module.starts_with("control/") || module == "cli";
+    for (module, uses) in MODULES.iter().filter(|(module, _)| !is_control(module)) {
+        let above: Vec<_> = uses.iter().filter(|used| is_control(used) && **used != "cli/failure").collect();
+        assert_eq!(above, [&""; 0], "{module}");
+    }
 }
 
 /// A protocol with its own limiter would count separately from the others.

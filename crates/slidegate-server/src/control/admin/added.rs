@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use slidegate_config::policy::Mode;
 
 use super::apply::put_in_force;
-use super::state::Admin;
 use crate::access::By;
 use crate::control::changes::{Cause, Counting, Refusal, Terms, What};
+use crate::control::state::Admin;
 use crate::wire::problem::Problem;
 
 /// Keys valid only for an added policy; other policies have them in the config file.
@@ -60,7 +60,7 @@ pub(super) async fn add(
     let document = admin.control.document();
     let app = &admin.app;
     let conflict = |detail: String| Problem::new(StatusCode::CONFLICT, detail);
-    if app.active.base().policies.by_name(name).is_some() {
+    if admin.control.active.base().policies.by_name(name).is_some() {
         let key = ITS_OWN.iter().find(|key| keys.contains_key(**key)).copied().unwrap_or_default();
         let detail = format!(
             "policy `{name}` is of the configuration, where its `{key}` is changed; leave it out here"
@@ -68,7 +68,7 @@ pub(super) async fn add(
         return Err(conflict(detail));
     }
     let policies = app.policies();
-    if !app.active.is_added(name) && policies.by_name(name).is_some() {
+    if !admin.control.active.is_added(name) && policies.by_name(name).is_some() {
         let detail =
             format!("there is a policy `{name}` already, which a protocol defines; choose another name");
         return Err(conflict(detail));
@@ -84,7 +84,7 @@ pub(super) async fn add(
         return Err(Problem::field("body", detail));
     }
     let wrong = |detail: String| Problem::field("body", detail);
-    let added = app.active.read_added(name, &keys).map_err(wrong)?;
+    let added = admin.control.active.read_added(name, &keys).map_err(wrong)?;
     let terms = Terms {
         quota: Counting::of(added.policy.quota()),
         mode: Mode::of(&added.policy),

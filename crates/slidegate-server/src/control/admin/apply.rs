@@ -13,10 +13,10 @@ use slidegate_config::policy::Mode;
 use slidegate_http::headers::millis_ceil;
 
 use super::reply::audit;
-use super::state::Admin;
 use crate::access::By;
 use crate::config::quota_text;
 use crate::control::changes::{Cause, Counting, Document, Refusal, Terms, What};
+use crate::control::state::Admin;
 use crate::wire::problem::{self, Problem};
 
 type Answered = Result<Response, Problem>;
@@ -38,7 +38,7 @@ pub(super) async fn put_in_force(
         .change(|document, now| {
             unchanged_since(document, name, version)?;
             let id = document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now);
-            admin.app.active.check(document)?;
+            admin.control.active.check(document)?;
             Ok(id)
         })
         .await?;
@@ -72,7 +72,7 @@ pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String 
 impl Admin {
     /// The config keys of an active policy that was added at run time.
     pub(super) fn added<'d>(&self, document: &'d Document, name: &str) -> Option<&'d Map<String, Value>> {
-        document.added(name).filter(|_| self.app.active.is_added(name))
+        document.added(name).filter(|_| self.control.active.is_added(name))
     }
 
     /// The origin of a policy.

@@ -7,8 +7,8 @@ use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 
 use super::apply::in_words;
-use super::state::Admin;
 use crate::control::pages;
+use crate::control::state::Admin;
 use crate::record::{Marker, MarkerKind};
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
@@ -21,7 +21,7 @@ pub(super) async fn history(State(admin): State<Arc<Admin>>, uri: Uri) -> Result
     let instance = query.take("instance");
     let minutes = query.number("minutes", LONGEST, LONGEST)?;
     query.nothing_else("instance, minutes")?;
-    let fleet = admin.app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let fleet = admin.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
     let mut named = fleet.iter().flat_map(|fleet| &fleet.instances).filter(|_| instance.is_some());
     if let Some(other) = named.find(|one| !one.is_this) {
         let detail = format!("instance {} keeps its history itself; ask it", other.record.name);
@@ -34,7 +34,7 @@ pub(super) async fn history(State(admin): State<Arc<Admin>>, uri: Uri) -> Result
         Problem::new(StatusCode::NOT_FOUND, detail)
     })?;
     if instance.is_none() {
-        admin.app.add_other_instances(&mut report);
+        admin.add_other_instances(&mut report);
     }
     let document = admin.control.document();
     report.markers.extend(document.changes.iter().map(|change| {

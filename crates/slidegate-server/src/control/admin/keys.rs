@@ -21,11 +21,12 @@ use slidegate_http::headers::millis_ceil;
 use super::apply::unknown;
 use super::key_state::{KeyBlock, KeyDone, KeyOverride, KeyState, ShownKey, ShownUsage};
 use super::reply::{InPath, audit, body};
-use super::state::Admin;
 use crate::access::By;
 use crate::caller::Protocol;
+use crate::clock::{at_text, now_ms};
 use crate::config::quota_text;
-use crate::control::changes::{Document, KeyChange, KeyKind, KeyTerms, at_text, now_ms};
+use crate::control::changes::{Document, KeyChange, KeyKind, KeyTerms};
+use crate::control::state::Admin;
 use crate::limits::MAX_COST;
 use crate::record::{self, Filter};
 use crate::wire::key_text::{KeyText, OF_MISSING};
@@ -351,7 +352,8 @@ impl Admin {
         if target.is_unlimited(&request) {
             return Err(Problem::new(StatusCode::CONFLICT, "the key is unlimited, so nothing counts for it"));
         }
-        let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
+        let decisions =
+            self.app.call(Protocol::Http).apply(Some(verb), std::slice::from_ref(&request), None).await;
         let moved = decisions.iter().next().map(|one| (one.amounts().cost, one.source()));
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
@@ -404,7 +406,7 @@ impl Admin {
         };
         let edit = |document: &mut Document, now| {
             document.set_key(change.clone(), now)?;
-            self.app.active.check(document)
+            self.control.active.check(document)
         };
         self.control.change(edit).await?;
         let until = at_text(until_ms);

@@ -21,13 +21,12 @@ use slidegate_config::values::{Parsed, Window};
 use super::added;
 use super::apply::{Numbers, in_words, put_in_force, unknown};
 use super::reply::{InPath, body, bytes};
-use super::state::Admin;
 use crate::access::By;
+use crate::clock::at_text;
 use crate::config::{counted_name, quota_text};
-use crate::control::changes::{
-    Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What, at_text,
-};
+use crate::control::changes::{Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What};
 use crate::control::fleet::{FleetView, PolicyTotals};
+use crate::control::state::Admin;
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
@@ -106,36 +105,18 @@ struct PolicyCounts {
     near_limit: u64,
 }
 
-pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
-    let mut query = Parameters::of(&uri)?;
-    let instance = query.take("instance");
-    query.nothing_else("instance")?;
-    let fleet = admin.app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
-    let document = admin.control.document();
-    let base = admin.app.active.base();
-    let now = crate::control::changes::now_ms();
-    let policies = admin.app.policies();
-    let open = admin.app.open_reservations();
-    let mut sums = fleet.as_ref().map(FleetView::totals);
-    let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
-    let policies = listed.map(|policy| {
-        let name = policy.name();
+impl<'a> PolicyStatus<'a> {
+    /// A policy of the configuration, without run-time changes of its keys.
+    fn of(
+        policy: &'a Policy,
+        description: String,
+        candidate: Option<Numbers>,
+        totals: &PolicyTotals,
+    ) -> Self {
         let when = policy.options().conditions.iter().map(|(attribute, is)| format!("{attribute} {is}"));
-        let keys = document.living(now).filter(|change| change.policy == name).count();
-        let totals = sums.as_mut().map_or_else(
-            || {
-                let open = open.get(name).copied().unwrap_or_default();
-                PolicyTotals::new(
-                    name.to_owned(),
-                    admin.app.observer().counts(name).unwrap_or_default(),
-                    open,
-                )
-            },
-            |sums| sums.remove(name).unwrap_or_default(),
-        );
-        PolicyStatus {
-            name,
-            description: admin.app.describe(policy),
+        Self {
+            name: policy.name(),
+            description,
             when: when.collect(),
             scope: policy.scope(),
             numbers: Numbers::of(policy.quota()),
@@ -152,9 +133,9 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
             held_cost: totals.held,
             mode: Mode::of(policy),
             overrides: policy.options().override_count(),
-            keys_changed: keys,
-            origin: admin.origin(&document, name),
-            candidate: base.candidate(&document, name).as_ref().map(Numbers::of),
+            keys_changed: 0,
+            origin: "file",
+            candidate,
             counts: PolicyCounts {
                 allowed: totals.allowed,
                 denied: totals.denied,
@@ -163,6 +144,37 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
                 cost_denied: totals.cost_denied,
                 near_limit: totals.near_limit,
             },
+        }
+    }
+}
+
+pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
+    let mut query = Parameters::of(&uri)?;
+    let instance = query.take("instance");
+    query.nothing_else("instance")?;
+    let fleet = admin.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let document = admin.control.document();
+    let base = admin.control.active.base();
+    let now = crate::clock::now_ms();
+    let policies = admin.app.policies();
+    let open = admin.app.open_reservations();
+    let mut sums = fleet.as_ref().map(FleetView::totals);
+    let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let policies = listed.map(|policy| {
+        let name = policy.name();
+        let totals = match &mut sums {
+            Some(sums) => sums.remove(name).unwrap_or_default(),
+            None => {
+                let open = open.get(name).copied().unwrap_or_default();
+                let counts = admin.app.observer().counts(name).unwrap_or_default();
+                PolicyTotals::new(name.to_owned(), counts, open)
+            }
+        };
+        let candidate = base.candidate(&document, name).as_ref().map(Numbers::of);
+        PolicyStatus {
+            keys_changed: document.living(now).filter(|change| change.policy == name).count(),
+            origin: admin.origin(&document, name),
+            ..PolicyStatus::of(policy, admin.app.describe(policy), candidate, &totals)
         }
     });
     let left_out = fleet.iter().flat_map(|fleet| &fleet.instances).map(|one| one.record.more_policies).max();
@@ -246,7 +258,7 @@ pub(super) async fn set(
     let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::HOW_TO_ADD) }
     })?;
-    let candidate_now = admin.app.active.base().candidate(&document, &name);
+    let candidate_now = admin.control.active.base().candidate(&document, &name);
     if spec.is_empty() && mode.is_none() && candidate.is_none() {
         let detail = "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));
@@ -303,7 +315,7 @@ pub(super) async fn promote(
     let policies = admin.app.policies();
     let document = admin.control.document();
     let policy = changeable(&admin, &document, &policies, &name)?;
-    let Some(candidate) = admin.app.active.base().candidate(&document, &name) else {
+    let Some(candidate) = admin.control.active.base().candidate(&document, &name) else {
         let detail = format!(
             "policy `{name}` has no candidate; give it one, for example `{{\"candidate\": \"200/1m\"}}`"
         );
@@ -332,7 +344,7 @@ pub(super) async fn undo(
     };
     let edit = |document: &mut Document, now| {
         let change = document.undo(id, &by.0, now)?;
-        admin.app.active.check(document)?;
+        admin.control.active.check(document)?;
         Ok(change)
     };
     let change = admin.control.change(edit).await?;
@@ -408,7 +420,7 @@ fn changeable<'p>(
 ) -> Result<&'p Policy, Problem> {
     let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
     let policy = policy.ok_or_else(|| unknown(policies, name))?;
-    if admin.app.active.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
+    if admin.control.active.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
         return Ok(policy);
     }
     let detail = format!(

@@ -15,7 +15,7 @@ use slidegate::store::{PolicyReset, ResetCursor};
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};
-use super::state::Admin;
+use crate::control::state::Admin;
 use crate::wire::problem::{self, Problem};
 
 /// Default number of keys scanned per step.

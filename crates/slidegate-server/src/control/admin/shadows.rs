@@ -9,7 +9,7 @@ use serde::Serialize;
 use slidegate_config::names::{CANDIDATE, candidate_of};
 
 use super::apply::Numbers;
-use super::state::Admin;
+use crate::control::state::Admin;
 use crate::engine::shadow::Differences;
 use crate::wire::problem;
 

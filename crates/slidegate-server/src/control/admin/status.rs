@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -13,10 +12,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::store::MemoryStats;
 
-use super::state::Admin;
+use crate::clock::{at_text, millis, now_ms};
 use crate::config::Right;
-use crate::control::changes::{ControlStatus, Location, at_text, now_ms};
+use crate::control::changes::{ControlStatus, Location};
 use crate::control::fleet::{FleetView, Instance, ROLLOUT};
+use crate::control::state::Admin;
 use crate::engine::StoreState;
 use crate::engine::snapshots::{RejectedSnapshot, Snapshots};
 use crate::listener::{Connection, ConnectionBudget, ConnectionCaps};
@@ -263,7 +263,7 @@ pub(super) async fn status(
     let connection = Connection::of(request.extensions());
     let may_write = app.access.operator(request.headers(), request.uri(), Right::Write, connection).is_ok();
     drop(request);
-    let fleet = app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let fleet = admin.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
     let observer = app.observer();
     let config = observer.config();
     let date = |at| at_text(observer.wall_time(at).as_micros() / 1000);
@@ -294,10 +294,6 @@ pub(super) async fn status(
         snapshot: app.snapshots.as_ref().map(SnapshotStatus::of),
         changes: ChangeStatus::of(&admin),
     }))
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl<'a> SnapshotStatus<'a> {
@@ -345,7 +341,7 @@ impl ChangeStatus {
             }),
             count: document.count_in_force(now),
             error: problem,
-            refused: admin.app.active.refused(),
+            refused: admin.control.active.refused(),
         }
     }
 }

@@ -16,10 +16,12 @@ use serde::Serialize;
 use slidegate::Error;
 use slidegate_redis::{ControlDocument, ControlDocumentId};
 
-use super::clock::now_ms;
+use super::active::ActivePolicies;
 use super::document::Document;
+use super::fold::Base;
 use super::reconcile::{Held, Reconciliation, StoredDocument, next_id, reconcile};
 use super::refusal::{Cause, Refusal};
+use crate::clock::now_ms;
 use crate::engine::App;
 use crate::engine::store::Shared;
 use crate::log_limit::log_limited;
@@ -36,6 +38,7 @@ const MAX_TRIES: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(super) app: Arc<App>,
+    pub(crate) active: ActivePolicies,
     state: Mutex<State>,
     /// Serializes writers of this process.
     writing: tokio::sync::Mutex<()>,
@@ -94,9 +97,10 @@ pub(crate) enum Location {
 }
 
 impl Control {
-    /// Starts without changes; [`poll`](Self::poll) loads them.
-    pub(crate) fn new(app: Arc<App>) -> Self {
-        Self { app, state: Mutex::default(), writing: tokio::sync::Mutex::default() }
+    /// Starts with the configured policies of `base`; [`poll`](Self::poll) loads changes.
+    pub(crate) fn new(app: Arc<App>, base: Base, has_inline: bool) -> Self {
+        let active = ActivePolicies::new(Arc::clone(&app), base, has_inline);
+        Self { app, active, state: Mutex::default(), writing: tokio::sync::Mutex::default() }
     }
 
     /// The active document.
@@ -244,7 +248,7 @@ impl Control {
     fn put_in_force(&self, held: Held) {
         let document = Arc::clone(&held.document);
         // Visits all keys in memory.
-        let refused = tokio::task::block_in_place(|| self.app.active.set_document(document));
+        let refused = tokio::task::block_in_place(|| self.active.set_document(document));
         for refused in refused {
             tracing::warn!("not in force: {refused}");
         }
@@ -342,7 +346,7 @@ impl Control {
     /// Polls and expires changes until the process ends.
     pub(crate) async fn run(&self) {
         loop {
-            let wait = self.app.active.next_expiry().map_or(POLL_EVERY, |end| {
+            let wait = self.active.next_expiry().map_or(POLL_EVERY, |end| {
                 Duration::from_millis(end.saturating_sub(now_ms()).saturating_add(1)).min(POLL_EVERY)
             });
             let announced = async {
@@ -355,8 +359,8 @@ impl Control {
                 tokio::time::sleep(DEBOUNCE).await;
             }
             self.poll().await;
-            if self.app.active.next_expiry().is_some_and(|end| end <= now_ms()) {
-                tokio::task::block_in_place(|| self.app.active.expire());
+            if self.active.next_expiry().is_some_and(|end| end <= now_ms()) {
+                tokio::task::block_in_place(|| self.active.expire());
             }
         }
     }

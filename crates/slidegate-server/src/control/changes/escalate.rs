@@ -9,10 +9,10 @@ use slidegate::shares::Shares;
 use slidegate_http::headers::millis_ceil;
 use tokio::time::sleep;
 
-use super::clock::at_text;
 use super::control::Control;
 use super::document::{Document, KeyChange, KeyKind, Level};
 use super::refusal::{Cause, Refusal};
+use crate::clock::at_text;
 use crate::log_limit::{LogLimit, log_limited};
 use crate::record::{EarnedBlock, NotBlocked};
 use crate::wire::key_text::KeyText;

@@ -61,38 +61,15 @@ pub(crate) fn fold(
     now_ms: u64,
     addresses: &[String],
 ) -> Result<Folded, Error> {
-    let is_address = |attribute: &str| addresses.iter().any(|known| known == attribute);
-    let (mut refused, mut invalid) = (Vec::new(), Vec::new());
-    let mut keys_shown = HashMap::new();
-    let mut escalations = base.escalations.clone();
-    let room = PolicySet::MAX_POLICIES.saturating_sub(2 * base.policies.iter().len());
+    let mut folded = Folded {
+        policies: PolicySet::default(),
+        refused: Vec::new(),
+        invalid: Vec::new(),
+        keys_shown: HashMap::new(),
+        escalations: base.escalations.clone(),
+    };
     let mut policies: Vec<Policy> = base.policies.iter().cloned().collect();
-    for (name, keys) in
-        document.policies.iter().filter_map(|(name, terms)| Some((name, terms.added.as_ref()?)))
-    {
-        if base.policies.by_name(name).is_some() {
-            refused.push(format!(
-                "policy `{name}` was added at run time, and the configuration has one of this name, which is in force; \
-                 `slidegate policy unset {name}` takes the added one away"
-            ));
-            continue;
-        }
-        match Added::read(name, keys, addresses) {
-            Ok(_) if 2 * keys_shown.len() >= room => {
-                refused.push(format!(
-                    "policy `{name}` was added at run time, and there are too many without it"
-                ));
-            }
-            Ok(added) => {
-                keys_shown.insert(name.clone(), added.keys_shown);
-                escalations.extend(added.escalation.map(|escalation| (name.clone(), escalation)));
-                policies.push(added.policy);
-            }
-            Err(why) => {
-                refused.push(format!("policy `{name}` was added at run time and cannot be read here: {why}"));
-            }
-        }
-    }
+    policies.extend(folded.added(base, document, addresses));
     let mut keys: HashMap<&str, Vec<&KeyChange>> = HashMap::new();
     for change in document.living(now_ms) {
         keys.entry(&change.policy).or_default().push(change);
@@ -100,10 +77,63 @@ pub(crate) fn fold(
     let missing = document.policies.keys().map(String::as_str).chain(keys.keys().copied());
     let is_missing = |name: &&str| base.policies.by_name(name).is_none() && document.added(name).is_none();
     for name in missing.filter(is_missing) {
-        refused.push(format!("policy `{name}` was changed and is no longer configured"));
+        folded.refused.push(format!("policy `{name}` was changed and is no longer configured"));
     }
+    let is_address = |attribute: &str| addresses.iter().any(|known| known == attribute);
     let mut all = Vec::with_capacity(policies.len());
     for configured in policies {
+        let keys = keys.get(configured.name()).cloned().unwrap_or_default();
+        let (policy, candidate) = folded.changed(base, document, configured, keys, &is_address);
+        let name = format!("{}{CANDIDATE}", policy.name());
+        all.push(policy);
+        all.extend(candidate.map(|candidate| candidate.with_name(name)).transpose()?);
+    }
+    folded.refused.extend(folded.invalid.iter().cloned());
+    Ok(Folded { policies: PolicySet::new(all)?, ..folded })
+}
+
+impl Folded {
+    /// The policies added at run time.
+    fn added(&mut self, base: &Base, document: &Document, addresses: &[String]) -> Vec<Policy> {
+        let room = PolicySet::MAX_POLICIES.saturating_sub(2 * base.policies.iter().len());
+        let mut policies = Vec::new();
+        for (name, keys) in
+            document.policies.iter().filter_map(|(name, terms)| Some((name, terms.added.as_ref()?)))
+        {
+            if base.policies.by_name(name).is_some() {
+                self.refused.push(format!(
+                    "policy `{name}` was added at run time, and the configuration has one of this name, which is in force; \
+                     `slidegate policy unset {name}` takes the added one away"
+                ));
+                continue;
+            }
+            match Added::read(name, keys, addresses) {
+                Ok(_) if 2 * self.keys_shown.len() >= room => self.refused.push(format!(
+                    "policy `{name}` was added at run time, and there are too many without it"
+                )),
+                Ok(added) => {
+                    self.keys_shown.insert(name.clone(), added.keys_shown);
+                    self.escalations.extend(added.escalation.map(|escalation| (name.clone(), escalation)));
+                    policies.push(added.policy);
+                }
+                Err(why) => self
+                    .refused
+                    .push(format!("policy `{name}` was added at run time and cannot be read here: {why}")),
+            }
+        }
+        policies
+    }
+
+    /// A policy and its candidate with their changes and these of keys.
+    fn changed(
+        &mut self,
+        base: &Base,
+        document: &Document,
+        configured: Policy,
+        mut keys: Vec<&KeyChange>,
+        is_address: &impl Fn(&str) -> bool,
+    ) -> (Policy, Option<Policy>) {
+        let Self { refused, invalid, .. } = self;
         let name = configured.name();
         let mut policy = configured.clone();
         // Changes of an added policy do not apply to a configured one of the same name.
@@ -122,23 +152,15 @@ pub(crate) fn fold(
         let candidate = base.candidate(document, name);
         let candidate =
             candidate.map(|quota| policy.clone().with_quota(quota).with_enforced(false).with_notify([]));
-        let mut own = keys.get(name).cloned().unwrap_or_default();
-        policy = with_keys(policy, &own, &is_address, &mut refused);
-        if (terms.is_some() || !own.is_empty()) && !is_valid(&policy, &mut invalid) {
-            own.retain(|change| change.kind == KeyKind::Block);
-            policy = with_keys(configured.clone(), &own, &is_address, &mut refused);
+        policy = with_keys(policy, &keys, is_address, refused);
+        if (terms.is_some() || !keys.is_empty()) && !is_valid(&policy, invalid) {
+            keys.retain(|change| change.kind == KeyKind::Block);
+            policy = with_keys(configured, &keys, is_address, refused);
         }
         // The candidate gets the same blocks and overrides: they are not under trial.
-        let candidate = candidate.map(|one| with_keys(one, &own, &is_address, &mut Vec::new()));
-        if let Some(candidate) = candidate.filter(|one| is_valid(one, &mut invalid)) {
-            all.push(policy);
-            all.push(candidate.with_name(format!("{name}{CANDIDATE}"))?);
-        } else {
-            all.push(policy);
-        }
+        let candidate = candidate.map(|one| with_keys(one, &keys, is_address, &mut Vec::new()));
+        (policy, candidate.filter(|one| is_valid(one, invalid)))
     }
-    refused.extend(invalid.iter().cloned());
-    Ok(Folded { policies: PolicySet::new(all)?, refused, invalid, keys_shown, escalations })
 }
 
 /// Whether a set may include this policy; if not, adds the reason to `invalid`.

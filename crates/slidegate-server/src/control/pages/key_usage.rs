@@ -12,7 +12,9 @@ use slidegate::{Decision, Policy, Quota, Reason, Request, verb::Verb};
 use slidegate_config::names::candidate_of;
 use slidegate_http::headers::millis_ceil;
 
-use crate::control::changes::{KeyKind, at_text, now_ms};
+use crate::clock::{at_text, now_ms};
+use crate::control::changes::KeyKind;
+use crate::control::state::Admin;
 use crate::engine::App;
 use crate::record::redaction::Redactor;
 use crate::wire::key_text::KeyText;
@@ -85,7 +87,7 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
         let found = found.into_iter().flatten().flatten();
         return found.map(|one| ((one.policy, one.key), KeyUsage::of(&one.decision, &one.quota))).collect();
     }
-    let decisions = app.store().apply(Some(Verb::Peek), &requests).await;
+    let decisions = app.store().apply(Some(Verb::Peek), &requests, None).await;
     let enforced = decisions.iter().filter(|one| candidate_of(one.policy().name()).is_none());
     enforced
         .map(|one| {
@@ -96,8 +98,8 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
 }
 
 /// The blocked keys of a policy, or of all policies; the earliest end first.
-pub(super) fn blocked(app: &App, policy: Option<&str>, limit: usize) -> Vec<BlockedKey> {
-    let document = app.active.document();
+pub(super) fn blocked(admin: &Admin, policy: Option<&str>, limit: usize) -> Vec<BlockedKey> {
+    let document = admin.control.document();
     let is_wanted = |name: &str| policy.is_none_or(|policy| policy == name);
     let mut blocks: Vec<_> = document
         .living(now_ms())
@@ -106,7 +108,7 @@ pub(super) fn blocked(app: &App, policy: Option<&str>, limit: usize) -> Vec<Bloc
     blocks.sort_by_key(|block| block.until_ms);
     let shown = blocks.into_iter().take(limit).map(|block| BlockedKey {
         policy: block.policy.clone(),
-        key: app.observer().shown(&block.policy, &block.key),
+        key: admin.app.observer().shown(&block.policy, &block.key),
         until: at_text(block.until_ms),
         by: block.by.clone(),
     });

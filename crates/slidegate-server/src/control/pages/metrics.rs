@@ -7,7 +7,6 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
@@ -15,13 +14,14 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::{Policy, PolicySet, Quota, clock::Timestamp, verb::Verb};
 use slidegate_config::names;
-use slidegate_redis::BreakerState;
+use slidegate_redis::{BreakerState, NodeState};
 
 use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;
 use crate::access::attempts::AuthAttempts;
 use crate::caller::Protocol;
-use crate::control::changes::now_ms;
+use crate::clock::{millis, now_ms};
+use crate::control::state::Admin;
 use crate::engine::store::Shared;
 use crate::engine::{App, OpenCost};
 use crate::listener::ConnectionBudget;
@@ -41,12 +41,12 @@ const MAX_POLICIES: usize = 1000;
 const MAX_NODES: usize = 256;
 
 /// The current metrics as `OpenMetrics`; [`Format`](super::exposition::Format) converts them.
-pub(super) fn page(app: &Arc<App>) -> String {
+pub(super) fn page(admin: &Arc<Admin>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
-    registry.register_collector(Box::new(Scrape(Arc::clone(app))));
+    registry.register_collector(Box::new(Scrape(Arc::clone(admin))));
     // The metric names of envoyproxy/ratelimit have no prefix.
     let mut reference = Registry::default();
-    reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(app))));
+    reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(&admin.app))));
     let mut page = String::new();
     let written = text::encode_registry(&mut page, &registry)
         .and_then(|()| text::encode_registry(&mut page, &reference))
@@ -67,11 +67,11 @@ fn signed_seconds(us: i64) -> f64 {
 }
 
 #[derive(Debug)]
-struct Scrape(Arc<App>);
+struct Scrape(Arc<Admin>);
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let app = &*self.0;
+        let app = &*self.0.app;
         let mut page = Page(encoder);
         process(&mut page, app)?;
         connections(&mut page, &app.connections)?;
@@ -87,8 +87,8 @@ impl Collector for Scrape {
         streams(&mut page, app.observer())?;
         snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
-        changes(&mut page, app)?;
-        store(&mut page, app, shared)
+        changes(&mut page, &self.0)?;
+        store(&mut page, &self.0, shared)
     }
 }
 
@@ -185,10 +185,6 @@ fn snapshots(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.value("snapshot_rejected", help, u64::from(status.rejected.is_some()))
 }
 
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let Some(traces) = observer.traces() else { return Ok(()) };
     let Spans { sent, failed, dropped } = traces.spans();
@@ -237,6 +233,16 @@ fn count(count: usize) -> u64 {
 fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> fmt::Result {
     let registry = observer.registry.load();
     let (shown, others) = registry.in_force().split_at(registry.in_force().len().min(MAX_POLICIES));
+    decisions(page, shown, others)?;
+    reservations(page, shown, others)?;
+    counts(page, shown, others)?;
+    quotas(page, policies)
+}
+
+/// Counters of policies that are shown, and of the others, which are summed.
+type Counters = [Arc<PolicyCounters>];
+
+fn decisions(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
     let checks = |counters: &Arc<PolicyCounters>| {
         let counters = Arc::clone(counters);
         let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
@@ -265,8 +271,10 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
         }
     }
     let help = "Checks by policy, verdict and source of the decision; shadow_deny does not deny the request";
-    page.counter("decisions", help, decisions)?;
+    page.counter("decisions", help, decisions)
+}
 
+fn reservations(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
     let reservations =
         |counters: &Arc<PolicyCounters>| HoldOutcome::ALL.map(|outcome| counters.holds(outcome));
     let mut outcomes = Vec::new();
@@ -282,16 +290,17 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let help = "Reservations by policy and outcome: reserved, settled, extended, cancelled, extension_denied, \
                 already_settled, late, unknown; expired, of those made by this instance";
     page.counter("reservations", help, outcomes)?;
-    let share = |counters: &[Arc<PolicyCounters>]| {
-        SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
-    };
+    let share =
+        |counters: &Counters| SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares));
     let each = shown.iter().map(|one| (one.name.as_str(), share(std::slice::from_ref(one))));
     let settled = each.chain([(OTHERS, share(others))]).filter(|(_, reading)| reading.count > 0);
     let help = "What reservations were settled to, as a share of what they held; above 1, less was held than it cost";
     let descriptor = ("settled_share", help, None, MetricType::Histogram);
     let settled = settled.map(|(name, reading)| ([("policy", name)], reading));
-    page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))?;
+    page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))
+}
 
+fn counts(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
     let shown_counts: Vec<(&str, Counts)> =
         shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();
     let rest: Vec<Counts> = others.iter().map(|counters| counters.counts()).collect();
@@ -311,8 +320,10 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     each("notifications", help, |counts| counts.notifications)?;
     let help =
         "Checks that the policy did not limit, as they lack an attribute of its scope (on_missing: skip)";
-    each("missing_attribute", help, |counts| counts.missing_attribute)?;
+    each("missing_attribute", help, |counts| counts.missing_attribute)
+}
 
+fn quotas(page: &mut Page<'_>, policies: &PolicySet) -> fmt::Result {
     let shown = || names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Maximum cost per window", limits)?;
@@ -452,8 +463,8 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 }
 
 /// Run-time changes, which a shared store keeps for all instances.
-fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
-    let (seen, document, now_ms) = (&app.observer().changes, app.active.document(), now_ms());
+fn changes(page: &mut Page<'_>, admin: &Admin) -> fmt::Result {
+    let (seen, document, now_ms) = (&admin.app.observer().changes, admin.control.document(), now_ms());
     let in_force = count(document.count_in_force(now_ms));
     page.value("control_changes", "Active run-time changes: policies, blocked keys and overrides", in_force)?;
     let help = "Digest of the active run-time changes: equal on instances with equal changes, 0 for none";
@@ -465,9 +476,9 @@ fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.total("control_losses", help, seen.losses.load(Relaxed))
 }
 
-fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
-    let (observer, fleet_differs_for) = (app.observer(), app.fleet_differs_for());
-    let (stats, nodes) = (shared.redis().stats(), shared.redis().nodes());
+fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result {
+    let (observer, fleet_differs_for) = (admin.app.observer(), admin.fleet_differs_for());
+    let stats = shared.redis().stats();
     let degraded = u64::from(shared.is_degraded());
     page.value(
         "store_degraded",
@@ -511,7 +522,10 @@ fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
     page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
     let help = "Duration of requests decided by the store, batched ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
+    nodes(page, &shared.redis().nodes())
+}
 
+fn nodes(page: &mut Page<'_>, nodes: &[NodeState]) -> fmt::Result {
     let nodes = || nodes.iter().take(MAX_NODES).map(|node| (node, [("node", node.node.as_str())]));
     let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
     page.gauge("store_node_connected", "1 while the node is connected", connected)?;

@@ -20,21 +20,18 @@ impl Call<'_> {
     /// # Errors
     /// The time is out of range. Nothing is decided.
     pub(crate) async fn reserve<'r>(
-        &mut self,
+        &self,
         requests: &'r [Request<'r>],
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
         let engine = self.engine;
         let (span_start, started) = (engine.observer.span_start(), engine.observer.start());
         let reserved = engine.store.reserve(requests, options).await?;
-        self.count(requests);
+        self.count(requests.len());
         engine.observer.record_store_call(started, &reserved);
-        let verb = Some(Verb::Check);
         let decided = (&*reserved, reserved.ticket());
-        for charge in engine.record(Some(&self.caller), verb, span_start, decided) {
-            let request = requests[charge.request].clone().under(&charge.candidate);
-            engine.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
-        }
+        let candidates = engine.record(&self.caller, Some(Verb::Check), span_start, decided);
+        self.charge_candidates(candidates, requests).await;
         for policy in reserved.ticket().into_iter().flat_map(Ticket::policies) {
             engine.observer.record_hold(policy, HoldOutcome::Reserved);
         }
@@ -47,7 +44,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// Why it is too long, in one line.
-    pub(crate) async fn ticket_text(&mut self, reserved: &Reserved<'_>) -> Result<Option<String>, String> {
+    pub(crate) async fn ticket_text(&self, reserved: &Reserved<'_>) -> Result<Option<String>, String> {
         let Some(ticket) = reserved.ticket() else { return Ok(None) };
         let text = ticket.to_string();
         if text.len() <= Ticket::MAX_TEXT {
@@ -67,12 +64,8 @@ impl Call<'_> {
     ///
     /// # Errors
     /// A shared store did not reply: the change may or may not be made.
-    pub(crate) async fn change(
-        &mut self,
-        ticket: &Ticket,
-        change: TicketChange<'_>,
-    ) -> Result<Changed, Error> {
-        self.decisions += 1;
+    pub(crate) async fn change(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Changed, Error> {
+        self.count(1);
         self.change_one(ticket, change).await
     }
 
@@ -82,11 +75,11 @@ impl Call<'_> {
     /// # Errors
     /// As [`change`](Self::change).
     pub(crate) async fn extend_each(
-        &mut self,
+        &self,
         tickets: &[Ticket],
         extension: &Extension<'_>,
     ) -> Result<Vec<Changed>, Error> {
-        self.decisions += tickets.len() as u64;
+        self.count(tickets.len());
         let extend = || TicketChange::Extend(extension.clone());
         let changed = tickets.iter().map(|ticket| self.change_one(ticket, extend()));
         join_all(changed).await.into_iter().collect()

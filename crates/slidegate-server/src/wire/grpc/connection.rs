@@ -21,7 +21,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::header_blocks::{Authority, HeaderBlocks, MAX_FRAME_BYTES};
+use super::frame::MAX_FRAME_BYTES;
+use super::header_blocks::{Authority, HeaderBlocks};
 use super::incomplete::IncompleteCalls;
 use super::received::{ReadTurn, Received};
 use super::reflection::MAX_CALLS;
@@ -109,20 +110,7 @@ where
         }
     });
     let started = StartedCalls::default();
-    let connection = http2::Builder::new(started.clone())
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_HEADER_LIST_BYTES)
-        .max_frame_size(MAX_FRAME_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_send_buf_size(MAX_SEND_BYTES)
-        .max_pending_accept_reset_streams(MAX_RESETS)
-        .keep_alive_interval(PING_AFTER)
-        .keep_alive_timeout(PING_TIMEOUT)
-        // No gRPC client reads it.
-        .auto_date_header(false)
-        .serve_connection(TokioIo::new(stream), answer);
+    let connection = bounded(&started).serve_connection(TokioIo::new(stream), answer);
     let (mut connection, mut stop) = (pin!(connection), pin!(stop));
     let mut calls = FuturesUnordered::new();
     let mut is_stopping = false;
@@ -147,6 +135,25 @@ where
         }
     })
     .await
+}
+
+/// HTTP/2 with bounds. Calls become futures that are started.
+fn bounded(started: &StartedCalls) -> http2::Builder<StartedCalls> {
+    let mut http2 = http2::Builder::new(started.clone());
+    http2
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_LIST_BYTES)
+        .max_frame_size(MAX_FRAME_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(MAX_SEND_BYTES)
+        .max_pending_accept_reset_streams(MAX_RESETS)
+        .keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PING_TIMEOUT)
+        // No gRPC client reads it.
+        .auto_date_header(false);
+    http2
 }
 
 /// Polls woken calls for a bounded time. Returns whether all were polled; if not, wakes the task.

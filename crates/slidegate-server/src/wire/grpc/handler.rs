@@ -15,6 +15,7 @@ use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use futures_util::future::try_join_all;
@@ -31,7 +32,7 @@ use crate::config::GrpcSettings;
 use crate::engine::App;
 use crate::envoy::{EnvoyConfig, LiveConfig, Settings};
 use denial::{CallDenial, header};
-use request::{CallRequests, Requests};
+use request::{CallRequests, DescriptorTarget, Requests};
 use response::CallOutcome;
 
 pub(super) use request::{has_refund, without_refunds};
@@ -59,6 +60,10 @@ pub(crate) struct ConfigFiles {
 impl RateLimitHandler {
     /// A handler over `app`. With `files`, their limits decide calls instead of its policies.
     pub(crate) fn new(app: Arc<App>, settings: &GrpcSettings, files: Option<ConfigFiles>) -> Self {
+        if let Some(files) = &files {
+            // Set once, at the start.
+            let _ = app.observer().files.set(files.live.clone());
+        }
         let &GrpcSettings { response_headers, health_follows_store, .. } = settings;
         Self { app, response_headers, health_follows_store, files }
     }
@@ -119,10 +124,10 @@ impl RateLimitHandler {
         let batch = CallRequests::new(&self.app, call, &targets, settings, &mut requests);
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let decide = async |requests| {
-            let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
+            let decisions = self.app.call(caller.clone()).apply(None, requests, None).await;
             removed_meanwhile(&decisions).map(|()| decisions)
         };
-        let mut first = decide(&requests[batch.step(0)]).await?;
+        let first = decide(&requests[batch.step(0)]).await?;
         let peeks: Requests<'_>;
         let mut more = Vec::new();
         if batch.steps() > 1 && (is_shadow || !first.is_denied()) {
@@ -143,46 +148,60 @@ impl RateLimitHandler {
         if let Some(files) = files.filter(|_| is_shadow && outcome.denial.is_some()) {
             files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
         }
+        let (mut response, denial_headers) = self.response(call, &targets, outcome);
+        let headers = &mut response.response_headers_to_add;
+        if self.response_headers && settings.is_none_or(|settings| settings.headers.is_none()) && !is_shadow {
+            headers.extend(limit_headers(first, self.app.headers));
+        }
+        headers.extend(denial_headers);
+        Ok(response)
+    }
+
+    /// The response to a call, and the headers of its denial, which come last.
+    fn response(
+        &self,
+        call: &RateLimitRequest,
+        targets: &[DescriptorTarget<'_>],
+        outcome: CallOutcome<'_>,
+    ) -> (RateLimitResponse, Vec<HeaderValue>) {
+        let settings = self.files.as_ref().map(|files| &files.settings);
+        let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let denial = outcome.denial.as_ref().filter(|_| !is_shadow);
-        let names = settings.and_then(|settings| settings.headers.as_ref());
         let mut response = RateLimitResponse {
             overall_code: if denial.is_some() { Code::OverLimit } else { Code::Ok }.into(),
             ..RateLimitResponse::default()
         };
         let mut metadata = denial.map(metadata::denial).unwrap_or_default();
         if settings.is_some_and(|settings| settings.dynamic_metadata) {
-            metadata.extend(metadata::of_call(call, &targets, &outcome.statuses));
+            metadata.extend(metadata::of_call(call, targets, &outcome.statuses));
         }
         response.dynamic_metadata = (!metadata.is_empty()).then(|| metadata::of_json(metadata));
-        let headers = &mut response.response_headers_to_add;
-        if let Some(names) = names {
-            headers.extend(outcome.three_headers(names, denial.is_some()));
+        if let Some(names) = settings.and_then(|settings| settings.headers.as_ref()) {
+            response.response_headers_to_add = outcome.three_headers(names, denial.is_some());
         }
-        let retry_after = denial.map(|denial| denial.retry_after(&self.app.headers)).unwrap_or_default();
-        let problem = denial.and_then(CallDenial::store_unavailable_body);
-        response.statuses = outcome.statuses;
-        if self.response_headers && names.is_none() && !is_shadow {
-            // The headers describe the peeks if one of them denies, otherwise the checks.
-            let is_denied_by_peek = first.iter().any(|one| {
-                one.verb() == Verb::Peek
-                    && one.role() == Role::Deciding
-                    && one.is_denied()
-                    && one.policy().options().enforced
-            });
-            let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };
-            first.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
-            // Waits are those of the whole response.
-            let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..self.app.headers };
-            let fields = options.headers(&first).into_iter();
-            headers.extend(fields.map(|(name, value)| header(name, value)));
-        }
-        headers.extend(retry_after);
-        if let Some(problem) = problem {
+        let mut headers = denial.map(|denial| denial.retry_after(&self.app.headers)).unwrap_or_default();
+        if let Some(problem) = denial.and_then(CallDenial::store_unavailable_body) {
             headers.push(header("content-type", Problem::MEDIA_TYPE.to_owned()));
             response.raw_body = problem.into_bytes();
         }
-        Ok(response)
+        response.statuses = outcome.statuses;
+        (response, headers)
     }
+}
+
+/// The configured headers: of the peeks if one of them denies, otherwise of the checks.
+fn limit_headers(mut decisions: Decisions<'_>, options: HeaderOptions) -> impl Iterator<Item = HeaderValue> {
+    let is_denied_by_peek = decisions.iter().any(|one| {
+        one.verb() == Verb::Peek
+            && one.role() == Role::Deciding
+            && one.is_denied()
+            && one.policy().options().enforced
+    });
+    let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };
+    decisions.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
+    // Waits are those of the whole response.
+    let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..options };
+    options.headers(&decisions).into_iter().map(|(name, value)| header(name, value))
 }
 
 /// Fails if a policy was removed between lookup and decision.

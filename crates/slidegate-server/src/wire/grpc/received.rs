@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
-use super::header_blocks::{CONTINUATION, HEAD_BYTES, HEADERS, PREFACE, payload_bytes};
+use super::frame::{CONTINUATION, HEAD_BYTES, HEADERS, PREFACE, payload_bytes};
 
 /// Bytes read per turn, before calls are handled and other connections have their turn: about 500
 /// frames.

@@ -80,7 +80,7 @@ fn in_parts(
 
 /// Decides a batch and writes the decisions. Returns the last part.
 async fn decide(app: Arc<App>, headers: HeaderMap, body: Bytes, parts: Parts) -> Result<Bytes, Problem> {
-    let mut call = call(&app, &headers);
+    let call = call(&app, &headers);
     let batch: BatchBody<'_> = json_body::parse(&body)?;
     let count = batch.requests.len();
     if count > MAX_REQUESTS {
@@ -96,7 +96,7 @@ async fn decide(app: Arc<App>, headers: HeaderMap, body: Bytes, parts: Parts) ->
             yield_now().await;
             turn = Instant::now();
         }
-        let decisions = call.apply(Verb::Check, std::slice::from_ref(request)).await;
+        let decisions = call.apply(Some(Verb::Check), std::slice::from_ref(request), None).await;
         if let Some(error) = decisions.error() {
             return Err(undecided(&error).in_batch(at));
         }

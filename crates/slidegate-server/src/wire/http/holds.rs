@@ -99,7 +99,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let caller = || app.access.caller(&headers, Connection::of(&head.extensions));
     let id = idempotency::id(slidegate::verb::Verb::Check, &headers)?.map(|id| format!("{}\n{id}", caller()));
     let bytes = json_body::read(body, MAX_BODY).await?;
-    let mut call = call(&app, &headers);
+    let call = call(&app, &headers);
     let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
     let request = ask.request(&app)?;
     let options = HoldOptions { ttl, id: id.as_deref() };

@@ -20,7 +20,8 @@ use crate::control::admin::policies::{Changes, Policies};
 use crate::control::admin::reset::{ResetStep, ResetStepDone};
 use crate::control::admin::shadows::Shadow;
 use crate::control::admin::status::Status;
-use crate::control::pages::{BlockedKeys, Events, Tops};
+use crate::control::pages::Events;
+use crate::control::pages::top::{BlockedKeys, Tops};
 use crate::record::HistoryReport;
 use crate::wire::problem::Members;
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 use axum::Router;
 
 use super::services::Services;
-use crate::control::pages;
 use crate::envoy::Settings;
 use crate::listener::{BoundSocket, HttpListener, SharedRoutes};
 use crate::wire::grpc;
@@ -34,8 +33,7 @@ pub(super) fn bind(
     if let Some((address, path)) = settings.and_then(|settings| settings.prometheus.clone()) {
         let socket = BoundSocket::tcp(address, 1, "port with PROMETHEUS_ADDR")?;
         let metrics_path = path.clone();
-        let routes =
-            move |services: Services| pages::metrics_routes(Arc::clone(&services.app), &metrics_path);
+        let routes = move |services: Services| Router::new().route(&metrics_path, services.metrics);
         bound.push(port(&path, listener("metrics", socket), routes));
     }
     Ok(bound)

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use axum::routing::MethodRouter;
+
 use crate::engine::App;
 use crate::listener::Workers;
 use crate::wire::grpc::RateLimitHandler;
@@ -11,4 +13,6 @@ pub(crate) struct Services {
     pub(crate) app: Arc<App>,
     pub(crate) workers: Workers,
     pub(crate) handler: Arc<RateLimitHandler>,
+    /// The page of metrics, which the control plane serves.
+    pub(crate) metrics: MethodRouter,
 }

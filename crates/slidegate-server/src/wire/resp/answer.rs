@@ -59,11 +59,9 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
     if let Some(strictest) = &strictest {
         decision_fields(decisions.is_allowed(), strictest, reply);
     } else {
-        reply.field("allowed");
-        reply.boolean(decisions.is_allowed());
+        reply.field("allowed").boolean(decisions.is_allowed());
         for name in ["limit", "remaining", "retry_after_ms", "reset_after_ms", "source", "reason"] {
-            reply.field(name);
-            reply.null();
+            reply.field(name).null();
         }
     }
     reply.field("policy");
@@ -71,40 +69,32 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
         Some(strictest) => reply.text(strictest.policy().name()),
         None => reply.null(),
     }
-    reply.field("policies");
-    reply.array(decisions.iter().len());
+    reply.field("policies").array(decisions.iter().len());
     for one in decisions.iter() {
         reply.fields(9);
         decision_fields(one.is_allowed(), &one, reply);
-        reply.field("policy");
-        reply.text(one.policy().name());
-        reply.field("enforced");
-        reply.boolean(one.policy().options().enforced);
+        reply.field("policy").text(one.policy().name());
+        reply.field("enforced").boolean(one.policy().options().enforced);
     }
 }
 
 /// Four fields: the limit, what remains, and when more is available.
 pub(super) fn capacity_fields(one: &Decision, reply: &mut Reply<'_>) {
-    reply.field("limit");
-    reply.int(one.limit());
-    reply.field("remaining");
-    reply.int(one.remaining());
+    reply.field("limit").int(one.limit());
+    reply.field("remaining").int(one.remaining());
     reply.field("retry_after_ms");
     match one.retry_after() {
         Some(wait) => reply.int(millis_ceil(wait)),
         None => reply.never(),
     }
-    reply.field("reset_after_ms");
-    reply.int(millis_ceil(one.reset_after()));
+    reply.field("reset_after_ms").int(millis_ceil(one.reset_after()));
 }
 
 /// The seven fields of a decision.
 pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
-    reply.field("allowed");
-    reply.boolean(allowed);
+    reply.field("allowed").boolean(allowed);
     capacity_fields(one, reply);
-    reply.field("source");
-    reply.simple(one.source().name());
+    reply.field("source").simple(one.source().name());
     reply.field("reason");
     match (one.reason(), one.block()) {
         (None, _) => reply.null(),
@@ -119,18 +109,12 @@ pub(super) fn policies(policies: &PolicySet, reply: &mut Reply<'_>) {
     for policy in names::listed(policies) {
         let quota = policy.quota();
         reply.fields(6);
-        reply.field("policy");
-        reply.text(policy.name());
-        reply.field("limit");
-        reply.int(quota.limit());
-        reply.field("window_ms");
-        reply.int(millis_ceil(quota.window()));
-        reply.field("algorithm");
-        reply.text(quota.algorithm().name());
-        reply.field("scope");
-        reply.array(policy.scope().len());
+        reply.field("policy").text(policy.name());
+        reply.field("limit").int(quota.limit());
+        reply.field("window_ms").int(millis_ceil(quota.window()));
+        reply.field("algorithm").text(quota.algorithm().name());
+        reply.field("scope").array(policy.scope().len());
         policy.scope().iter().for_each(|attribute| reply.text(attribute));
-        reply.field("enforced");
-        reply.boolean(policy.options().enforced);
+        reply.field("enforced").boolean(policy.options().enforced);
     }
 }

@@ -63,7 +63,7 @@ impl<'w> Batch<'w> {
         reply: &mut Reply<'_>,
     ) {
         if self.app.store().is_in_memory() {
-            let deciding = self.call.apply(verb, std::slice::from_ref(request));
+            let deciding = self.call.apply(Some(verb), std::slice::from_ref(request), None);
             let decisions = deciding.now_or_never().expect("a decision in memory does not wait");
             format.write(&decisions, reply);
             return;

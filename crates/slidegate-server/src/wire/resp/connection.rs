@@ -4,9 +4,11 @@
 //! allocation, no task, and no lock except its key's. On a shared store, a pipeline's decisions are requested
 //! as one batch.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use slidegate::PolicySet;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
@@ -162,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 self.turn.long_step().await;
             }
             let frame = Frame::parse(&self.input.bytes()[at..]);
-            let (step, before) = match &frame {
+            let next = match &frame {
                 Ok(Frame::Partial) => break false,
                 Ok(Frame::Empty(length)) => {
                     at += length;
@@ -173,31 +175,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     progress = Progress::Replied;
                     self.turn.command().await;
                     let before = self.out.len();
-                    let step =
-                        dispatch::step(arguments, &mut self.session, &policies, &mut batch, &mut self.out);
-                    (step, before)
+                    match dispatch::step(arguments, &mut self.session, &policies, &mut batch, &mut self.out) {
+                        Step::Submitted | Step::Replied if batch.pending.is_empty() => continue,
+                        step => complete(step, before, self.session.version, &mut batch, &mut self.out).await,
+                    }
                 }
                 Ok(Frame::Inline(line, length)) => {
                     at += length;
                     progress = Progress::Replied;
                     self.turn.command().await;
                     flush(&mut batch, &mut self.out).await;
-                    let (session, out) = (&mut self.session, &mut self.out);
-                    match inline_command(line, session, &policies, &self.app, out).await {
-                        Next::Continue => continue,
-                        Next::Close => break true,
-                        Next::Execute(transaction) => (Step::Execute(transaction), self.out.len()),
-                    }
+                    inline_command(line, &mut self.session, &policies, &self.app, &mut self.out).await
                 }
                 Err(error) => {
                     flush(&mut batch, &mut self.out).await;
                     write_error(*error, &self.app, &mut self.out);
                     break true;
                 }
-            };
-            let next = match step {
-                Step::Submitted | Step::Replied if batch.pending.is_empty() => continue,
-                step => complete(step, before, self.session.version, &mut batch, &mut self.out).await,
             };
             match next {
                 Next::Continue => {}
@@ -331,7 +325,9 @@ async fn flush(batch: &mut Batch<'_>, out: &mut Vec<u8>) {
         return;
     }
     let pending = std::mem::take(&mut batch.pending);
-    let decided = batch.call.apply_each(pending.iter().map(|one| (one.verb, &one.request))).await;
+    let call = &batch.call;
+    let decided = pending.iter().map(|one| call.apply(Some(one.verb), slice::from_ref(&one.request), None));
+    let decided = join_all(decided).await;
     pending.iter().zip(&decided).for_each(|(one, decisions)| one.write(decisions, out));
 }
 
@@ -408,7 +404,6 @@ impl Input {
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
-    use std::slice;
 
     use slidegate::{MemoryStore, Request, verb::Verb};
 
@@ -443,7 +438,7 @@ mod tests {
             let mut decided = 0;
             while decided < u64::from(COMMANDS) {
                 tokio::task::yield_now().await;
-                let peeked = app.store().apply(Some(Verb::Peek), slice::from_ref(&request)).await;
+                let peeked = app.store().apply(Some(Verb::Peek), slice::from_ref(&request), None).await;
                 let now = peeked.iter().next().unwrap().used();
                 assert!(now - decided <= u64::from(MAX_COMMANDS), "{} commands in a turn", now - decided);
                 decided = now;

@@ -73,16 +73,19 @@ pub(super) fn step<'b>(
         if let Some(transaction) = &mut session.transaction {
             transaction.fail();
         }
-        let reply = &mut Reply { out, version: session.version };
-        match error.code {
-            Some(code) => reply.error(format_args!("{code} {}", error.detail)),
-            None => {
-                batch.app.observer().malformed.record(Protocol::Resp, Flaw::Invalid, Handling::Refused);
-                reply.error(format_args!("ERR {}: {}", spec.word, error.detail));
-            }
-        }
-        if error.closes { Step::Close } else { Step::Replied }
+        reject(spec, &error, batch.app, &mut Reply { out, version: session.version })
     })
+}
+
+fn reject<'b>(spec: &CommandSpec, error: &CommandError, app: &App, reply: &mut Reply<'_>) -> Step<'b> {
+    match error.code {
+        Some(code) => reply.error(format_args!("{code} {}", error.detail)),
+        None => {
+            app.observer().malformed.record(Protocol::Resp, Flaw::Invalid, Handling::Refused);
+            reply.error(format_args!("ERR {}: {}", spec.word, error.detail));
+        }
+    }
+    if error.closes { Step::Close } else { Step::Replied }
 }
 
 /// The command, if the client may send it with this number of arguments; otherwise writes the

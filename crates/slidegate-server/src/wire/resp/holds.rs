@@ -68,30 +68,25 @@ fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_
         return write_outcome(settlement.status().name(), ticket, reply);
     };
     reply.fields(9);
-    reply.field("outcome");
-    reply.text(settlement.status().name());
+    reply.field("outcome").text(settlement.status().name());
     answer::capacity_fields(&one, reply);
-    reply.field("cost");
-    reply.int(one.cost());
+    reply.field("cost").int(one.cost());
     holding(one.held(), goes_on.then(|| settlement.ticket()), reply);
 }
 
 /// Writes an outcome without a key.
 fn write_outcome(outcome: &str, ticket: Option<&Ticket>, reply: &mut Reply<'_>) {
     reply.fields(9);
-    reply.field("outcome");
-    reply.text(outcome);
+    reply.field("outcome").text(outcome);
     for name in ["limit", "remaining", "retry_after_ms", "reset_after_ms", "cost"] {
-        reply.field(name);
-        reply.null();
+        reply.field(name).null();
     }
     holding(0, ticket, reply);
 }
 
 /// Writes the last three fields.
 fn holding(held: u64, ticket: Option<&Ticket>, reply: &mut Reply<'_>) {
-    reply.field("held");
-    reply.int(held);
+    reply.field("held").int(held);
     reply.field("until_ms");
     match ticket.and_then(Ticket::until).map(Timestamp::as_micros) {
         Some(until_us) => reply.int(until_us / 1000),

@@ -1,6 +1,5 @@
 //! The RESP listener: serves accepted connections on the workers and lets them finish at shutdown.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,26 +93,20 @@ struct RespConnections {
 
 impl Serve for RespConnections {
     async fn serve(self, accepted: Accepted) {
-        let peer = accepted.connection.peer;
-        if let Err(error) = self.try_serve(accepted).await {
-            log_limited!(DEBUG, peer, %error, peer = peer.map(tracing::field::display), "RESP connection closed with an error");
-        }
-    }
-}
-
-impl RespConnections {
-    /// Serves until the connection closes.
-    async fn try_serve(self, accepted: Accepted) -> io::Result<()> {
         let Self { shared, app, idle, stop } = self;
         let Accepted { stream, peer, connection: client, certificates } = accepted;
         let slot = Arc::clone(stream.slot());
         let session = Session::new(shared, peer, client);
-        let Some(certificates) = certificates else {
-            return connection::serve(stream, (session, slot), app, idle, stop).await;
+        let ended = match certificates {
+            None => connection::serve(stream, (session, slot), app, idle, stop).await,
+            Some(certificates) => {
+                let Some(stream) = certificates.accept(stream, client.peer).await else { return };
+                connection::serve(stream, (session, slot), app, idle, stop).await
+            }
         };
-        match certificates.accept(stream, client.peer).await {
-            Some(stream) => connection::serve(stream, (session, slot), app, idle, stop).await,
-            None => Ok(()),
+        if let Err(error) = ended {
+            let peer = client.peer;
+            log_limited!(DEBUG, peer, %error, peer = peer.map(tracing::field::display), "RESP connection closed with an error");
         }
     }
 }

@@ -100,11 +100,18 @@ impl Reply<'_> {
         }
     }
 
-    /// Writes the next field's name; nothing in RESP2.
-    pub(super) fn field(&mut self, name: &str) {
+    /// Writes the next field's name, nothing in RESP2; its value follows.
+    pub(super) fn field(&mut self, name: &str) -> &mut Self {
         if self.version == RespVersion::Resp3 {
             self.text(name);
         }
+        self
+    }
+
+    /// Writes the next key of a map; its value follows.
+    pub(super) fn key(&mut self, name: &str) -> &mut Self {
+        self.text(name);
+        self
     }
 
     fn number(&mut self, kind: u8, number: u64) {

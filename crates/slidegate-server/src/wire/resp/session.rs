@@ -235,23 +235,25 @@ impl Session {
             self.name = name;
         }
         self.version = version;
-        reply.version = version;
-        reply.map(7);
-        reply.text("server");
-        reply.text("slidegate");
-        reply.text("version");
-        reply.text(VERSION);
-        reply.text("proto");
-        reply.int(if version == RespVersion::Resp3 { 3 } else { 2 });
-        reply.text("id");
-        reply.int(self.id);
-        reply.text("mode");
-        reply.text("standalone");
-        reply.text("role");
-        reply.text("master");
-        reply.text("modules");
-        reply.array(0);
+        self.introduce(reply);
         Ok(())
+    }
+
+    /// The reply to `HELLO`, in the chosen version.
+    fn introduce(&self, reply: &mut Reply<'_>) {
+        reply.version = self.version;
+        reply.map(7);
+        reply.key("server").text("slidegate");
+        reply.key("version").text(VERSION);
+        reply.key("proto").int(self.version_number());
+        reply.key("id").int(self.id);
+        reply.key("mode").text("standalone");
+        reply.key("role").text("master");
+        reply.key("modules").array(0);
+    }
+
+    fn version_number(&self) -> u64 {
+        if self.version == RespVersion::Resp3 { 3 } else { 2 }
     }
 
     fn client(&mut self, args: &[&[u8]], reply: &mut Reply<'_>) -> Result<(), CommandError> {
@@ -260,7 +262,7 @@ impl Session {
             (b"ID", []) => reply.int(self.id),
             (b"INFO", []) => {
                 let name = String::from_utf8_lossy(&self.name);
-                let version = if self.version == RespVersion::Resp3 { 3 } else { 2 };
+                let version = self.version_number();
                 let peer = self.peer.map_or_else(|| "unix:0".to_owned(), |peer| peer.to_string());
                 reply.text(&format!("id={} addr={peer} name={name} db=0 resp={version}\n", self.id));
             }
@@ -369,12 +371,9 @@ fn commands(args: &[&[u8]], reply: &mut Reply<'_>) -> Result<(), CommandError> {
             for spec in COMMANDS.iter().filter(is_named) {
                 reply.text(&spec.word.to_ascii_lowercase());
                 reply.map(3);
-                reply.text("summary");
-                reply.text(spec.summary);
-                reply.text("since");
-                reply.text(VERSION);
-                reply.text("group");
-                reply.text("generic");
+                reply.key("summary").text(spec.summary);
+                reply.key("since").text(VERSION);
+                reply.key("group").text("generic");
             }
         }
         _ => {

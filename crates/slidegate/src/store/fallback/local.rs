@@ -13,7 +13,7 @@ use crate::charge::{Charge, Charges, OnStoreError, PerCharge};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::quota::{ChangedPolicy, Quota};
 use crate::store::memory::{MemoryStore, Requote};
-use crate::store::with_denials;
+use crate::store::{LocalStore as _, with_denials};
 use crate::time::{Timestamp, jitter, micros};
 use crate::verb::Role;
 

@@ -1,4 +1,6 @@
-//! Times of run-time changes: milliseconds since the epoch, by the system clock.
+//! Times as operators see them: milliseconds, since the epoch by the system clock.
+
+use std::time::Duration;
 
 /// Milliseconds since the epoch, by the system clock, so that a change expires at the same time on
 /// all instances.
@@ -10,4 +12,9 @@ pub(crate) fn now_ms() -> u64 {
 pub(crate) fn at_text(ms: u64) -> String {
     let at = i64::try_from(ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
     at.map_or_else(|| ms.to_string(), |at| format!("{at:.3}"))
+}
+
+/// A duration in whole milliseconds.
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

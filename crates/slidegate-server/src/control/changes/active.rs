@@ -12,15 +12,16 @@ use slidegate_config::added::Added;
 use slidegate_config::names::INLINE_POLICIES;
 use slidegate_config::policy::KeysShown;
 
-use super::decide::Engine;
-use crate::control::changes::{Base, Cause, Document, Folded, KeyKind, Refusal, fold, now_ms};
+use super::document::{Document, KeyKind};
+use super::fold::{Base, Folded, fold};
+use super::refusal::{Cause, Refusal};
+use crate::clock::now_ms;
+use crate::engine::App;
 
 /// The active policies and the parts they are built from.
 #[derive(Debug)]
 pub(crate) struct ActivePolicies {
-    engine: Arc<Engine>,
-    /// Attributes with IP addresses.
-    addresses: Vec<String>,
+    app: Arc<App>,
     /// Whether every set includes [`INLINE_POLICIES`], because the RESP port is open.
     has_inline: bool,
     /// Names of the policies that were configured at the start.
@@ -44,10 +45,10 @@ struct Parts {
 
 impl ActivePolicies {
     /// `base`: the configured policies, from which [`initial`] built the first set.
-    pub(crate) fn new(engine: Arc<Engine>, base: Base, addresses: Vec<String>, has_inline: bool) -> Self {
+    pub(super) fn new(app: Arc<App>, base: Base, has_inline: bool) -> Self {
         let configured = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
         let parts = Mutex::new(Parts { base, ..Parts::default() });
-        Self { engine, addresses, has_inline, configured, parts }
+        Self { app, has_inline, configured, parts }
     }
 
     /// Replaces the configured policies. Run-time changes are kept; those that no longer apply are
@@ -92,11 +93,6 @@ impl ActivePolicies {
         self.parts().next_expiry
     }
 
-    /// The active run-time changes.
-    pub(crate) fn document(&self) -> Arc<Document> {
-        Arc::clone(&self.parts().document)
-    }
-
     /// Run-time changes that are not active, each with its reason.
     pub(crate) fn refused(&self) -> Vec<String> {
         self.parts().refused.clone()
@@ -117,8 +113,8 @@ impl ActivePolicies {
     /// # Errors
     /// One line that names the policy, the value and the fix.
     pub(crate) fn read_added(&self, name: &str, keys: &Map<String, Value>) -> Result<Added, String> {
-        let added = Added::read(name, keys, &self.addresses)?;
-        self.engine.store.can_count(&added.policy).map_err(|error| error.to_string())?;
+        let added = Added::read(name, keys, &self.app.attributes.addresses)?;
+        self.app.store().can_count(&added.policy).map_err(|error| error.to_string())?;
         Ok(added)
     }
 
@@ -145,8 +141,8 @@ impl ActivePolicies {
         let folded = self.folded(&next, now_ms)?;
         (next.refused, next.keys_shown) = (folded.refused, folded.keys_shown);
         next.next_expiry = next.document.living(now_ms).map(|change| change.until_ms).min();
-        self.engine.activate(folded.policies, &next.keys_shown, &parts.keys_shown)?;
-        let escalations = &self.engine.observer.escalations;
+        self.app.activate(folded.policies, &next.keys_shown, &parts.keys_shown)?;
+        let escalations = &self.app.observer().escalations;
         escalations.follow(&folded.escalations);
         if escalations.is_used() {
             // Denials of a blocked key do not count, so it has none when the block ends.
@@ -165,7 +161,7 @@ impl ActivePolicies {
             // Before the changes, which may also apply to these policies' keys.
             policies = with_inline(&policies)?;
         }
-        fold(&Base { policies, ..base.clone() }, document, now_ms, &self.addresses)
+        fold(&Base { policies, ..base.clone() }, document, now_ms, &self.app.attributes.addresses)
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
@@ -177,7 +173,7 @@ impl ActivePolicies {
 ///
 /// # Errors
 /// The policies and their candidates are too many.
-pub(super) fn initial(base: &Base, addresses: &[String], has_inline: bool) -> Result<PolicySet, Error> {
+pub(crate) fn initial(base: &Base, addresses: &[String], has_inline: bool) -> Result<PolicySet, Error> {
     let policies = if has_inline { with_inline(&base.policies)? } else { base.policies.clone() };
     let Folded { policies, .. } =
         fold(&Base { policies, ..base.clone() }, &Document::default(), 0, addresses)?;
