@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use slidegate::store::{ControlDocument, ControlDocumentId, ServiceStore};
 use slidegate::{
     Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
 };
-use slidegate_redis::{ControlDocument, ControlDocumentId, RedisGate};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::redis_gate;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use slidegate_redis::RedisStore;
+use slidegate::store::COUNT_INTERVAL;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -166,9 +166,9 @@ async fn serve(
         greeting.store = match shared.test().await {
             Ok(()) => {
                 shared.count_instances(None).await;
-                match shared.restriction() {
-                    None => format!("{}, shared", shared.url()),
-                    Some(restriction) => format!("{}, shared; {restriction}", shared.url()),
+                match shared.store().restriction() {
+                    None => format!("{}, shared", shared.store().url()),
+                    Some(restriction) => format!("{}, shared; {restriction}", shared.store().url()),
                 }
             }
             Err(failure) if requires_sharing => {
@@ -176,7 +176,7 @@ async fn serve(
                 return fail(format!("{words}: {failure}"));
             }
             Err(failure) => {
-                format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.url())
+                format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.store().url())
             }
         };
     }
@@ -425,7 +425,7 @@ async fn watch_store(app: Arc<App>) {
     };
     let count = async {
         loop {
-            sleep(RedisStore::COUNT_INTERVAL).await;
+            sleep(COUNT_INTERVAL).await;
             app.count_instances().await;
         }
     };

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::store::FallbackStore;
-use slidegate::{Gate, PolicySet, Secret};
+use slidegate::{Gate, MemoryStore, PolicySet, Secret};
 use slidegate_config::section::Section;
 use slidegate_config::values::{Form, Parsed, Span};
 use slidegate_config::yaml::Node;
-use slidegate_redis::{ClientCertificate, RedisOptions, RedisStore};
+use slidegate_redis::ClientCertificate;
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;
 use super::values::RedisUrl;
+use crate::stores::{AnyStore, StoreOptions};
 
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
@@ -102,7 +102,7 @@ enum Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SharedStore {
     /// Shows as its URL without secrets.
-    pub(crate) options: RedisOptions,
+    pub(crate) options: StoreOptions,
     /// The longest a decision may take.
     pub(crate) deadline: Duration,
     /// How many instances share the limits, at least one, if they do not count themselves.
@@ -172,7 +172,7 @@ impl StoreSection {
         }
         let requires_sharing = self.require == Requirement::Shared;
         Some(SharedStore {
-            options,
+            options: StoreOptions::Redis(options),
             deadline,
             instances: self.instances,
             requires_sharing,
@@ -218,15 +218,15 @@ pub(super) fn certificate(
 /// Creates the store, without a connection, to find unreadable certificates and limits that scripts
 /// cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
-    let redis = match RedisStore::new(shared.options.clone()) {
-        Ok(redis) => redis,
+    let store = match AnyStore::open(shared.options.clone(), MemoryStore::new()) {
+        Ok(store) => store,
         Err(error) => {
             let store = top.child("store");
             let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
             return store.report(key.unwrap_or_default(), error);
         }
     };
-    let gate = Gate::with_store(PolicySet::default(), FallbackStore::new(redis));
+    let gate = Gate::with_store(PolicySet::default(), store);
     let gate = gate.expect("a store can count what no policy asks for");
     for policy in policies.iter() {
         if let Err(error) = gate.check_policy(policy) {
@@ -245,6 +245,7 @@ mod tests {
 
     use crate::config::tests::{outside, parse_with};
     use crate::config::{Config, Outside};
+    use crate::stores::StoreOptions;
 
     fn shared(keys: &str, outside: &Outside) -> super::SharedStore {
         parse_with(&format!("store: {{{keys}}}"), outside).shared.expect("a store is named")
@@ -267,7 +268,7 @@ mod tests {
             .with_hash_tag("tenant")
             .without_batching()
             .without_denial_cache();
-        assert_eq!(store.options, options);
+        assert_eq!(store.options, StoreOptions::Redis(options));
         assert_eq!(
             (store.instances, store.requires_sharing, store.deadline.as_millis(), store.fleet),
             (Some(3), true, 20, false)
@@ -292,8 +293,8 @@ mod tests {
             ("redis://outside:6379", 7)
         );
         let options = RedisOptions::new("redis://outside").unwrap().with_deadline(store.deadline);
-        assert_eq!(store.options, options.clone().with_key_secret("outside"));
-        assert_ne!(store.options, options.with_key_secret("inside"));
+        assert_eq!(store.options, StoreOptions::Redis(options.clone().with_key_secret("outside")));
+        assert_ne!(store.options, StoreOptions::Redis(options.with_key_secret("inside")));
         assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
         let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
         assert_eq!(alone(&outside).map(|store| store.instances), Some(None));

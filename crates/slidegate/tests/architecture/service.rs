@@ -33,7 +33,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("wire/ports", &["listener"]),
     // Configuration and access.
     ("envoy/rule", &[]),
-    ("config", &["envoy/rule", "http_client", "limits", "listener", "wire/request"]),
+    ("stores", &[]),
+    ("config", &["envoy/rule", "http_client", "limits", "listener", "stores", "wire/request"]),
     ("envoy", &["config", "debounce", "listener"]),
     ("access/attempts", &["caller", "log_limit"]),
     ("access", &["access/attempts", "caller", "config", "listener", "wire/problem", "wire/query"]),
@@ -53,7 +54,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "shares",
         ],
     ),
-    ("engine/store", &["config", "log_limit"]),
+    ("engine/store", &["config", "log_limit", "stores"]),
     (
         "engine",
         &[

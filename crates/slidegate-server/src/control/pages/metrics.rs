@@ -15,7 +15,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::{Policy, PolicySet, Timestamp, Verb};
 use slidegate_config::names;
-use slidegate_redis::BreakerState;
 
 use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;
@@ -466,7 +465,7 @@ fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
 
 fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
     let (observer, fleet_differs_for) = (app.observer(), app.fleet_differs_for());
-    let (stats, nodes) = (shared.redis().stats(), shared.redis().nodes());
+    let (stats, nodes) = (shared.store().stats(), shared.store().nodes());
     let degraded = u64::from(shared.is_degraded());
     page.value(
         "store_degraded",
@@ -496,7 +495,7 @@ fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
     page.total("store_cached_denials", help, stats.cached_denials)?;
     let help = "Calls that reached the store after their deadline and charged nothing";
     page.total("store_late_calls", help, stats.late)?;
-    let errors = stats.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
+    let errors = stats.errors.iter().map(|(kind, count)| ([("kind", *kind)], *count));
     page.counter("store_errors", "Failed calls to the store, by kind of failure", errors)?;
     let jumps = stats.clock_jumps;
     let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
@@ -521,11 +520,7 @@ fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
         module,
     )?;
     let states = nodes().flat_map(|(node, [label])| {
-        let states = [
-            (BreakerState::Closed, "closed"),
-            (BreakerState::Open, "open"),
-            (BreakerState::HalfOpen, "half_open"),
-        ];
+        let states = [("closed", "closed"), ("open", "open"), ("half-open", "half_open")];
         states.map(|(state, name)| ([label, ("state", name)], u64::from(node.breaker == state)))
     });
     page.gauge("store_node_breaker", "1 for the current state of the node's circuit breaker", states)?;
