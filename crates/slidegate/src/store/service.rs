@@ -30,10 +30,12 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Counters since the store was created.
-    fn stats(&self) -> StoreStats;
+    /// Counters since the store was created. By default zeros.
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
+    }
 
-    /// The known servers.
+    /// The known servers. While none of them is connected, the service counts as degraded.
     fn nodes(&self) -> Vec<NodeState>;
 
     /// Asks every server that accepts writes for a reply. May wait longer than a decision, because
@@ -172,7 +174,7 @@ pub struct ClockJumps {
 }
 
 /// State of one server of a shared store.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeState {
     /// Address: `10.0.0.5:6379`, or a socket path.
     pub node: String,

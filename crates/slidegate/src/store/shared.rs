@@ -9,9 +9,9 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
-use crate::store::{CANNOT_INSPECT, CANNOT_RESET_POLICY, TicketKeyBytes};
 use crate::store::failure::StoreFailure;
 use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
+use crate::store::{CANNOT_INSPECT, CANNOT_RESET_POLICY, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
