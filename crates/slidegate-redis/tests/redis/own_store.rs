@@ -189,8 +189,7 @@ impl TcpStore {
         let of_charge = |charge: &Charge<'_>| -> [String; CHARGE] {
             let (quota, verb) =
                 (charge.quota(), VERBS.iter().position(|verb| *verb == charge.verb()).unwrap());
-            let numbers = [quota.limit(), micros(quota.window())].map(|number| number.to_string());
-            let [limit, window_us] = numbers;
+            let [limit, window_us] = [quota.limit(), micros(quota.window())].map(|number| number.to_string());
             let (policy, key) = (charge.policy_name().to_owned(), hex(&charge.key().to_bytes()));
             let algorithm = quota.algorithm().to_string();
             [policy, key, limit, window_us, algorithm, verb.to_string(), charge.cost().to_string()]
@@ -223,8 +222,6 @@ impl SharedStore for TcpStore {
         Ok(self.decide(&["reset"], charges).await? != ["0"])
     }
 }
-
-const EVER: &str = "1000000000000000";
 
 impl ServiceStore for TcpStore {
     fn url(&self) -> String {
@@ -298,7 +295,7 @@ impl ServiceStore for TcpStore {
             }
             let [found, id, text] = [found.to_string(), document.id.to_string(), document.text.clone()]
                 .map(|text| hex(text.as_bytes()));
-            Ok(self.ask(&["put", "document", EVER, &found, &id, &text]).await? == ["1"])
+            Ok(self.ask(&["put", "document", "1000000000000000", &found, &id, &text]).await? == ["1"])
         })
     }
 }
