@@ -96,13 +96,11 @@ impl PolicyArgs {
             tracing::warn!("{line}");
         }
         let complete = move |mut config: Config| {
-            if let Some(redis) = &theirs {
-                if let Some(shared) = &mut config.shared
-                    && let Some(options) = shared.options.redis()
-                {
-                    *options = redis.clone().apply(options.clone());
-                    shared.deadline = redis.deadline.unwrap_or(shared.deadline);
-                }
+            if let (Some(redis), Some(shared)) = (&theirs, &mut config.shared)
+                && let Some(options) = shared.options.redis()
+            {
+                *options = redis.clone().apply(options.clone());
+                shared.deadline = redis.deadline.unwrap_or(shared.deadline);
             }
             config
         };
