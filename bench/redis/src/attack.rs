@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use tokio::sync::Semaphore;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, Quota};
 
 use crate::Failed;

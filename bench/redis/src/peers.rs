@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 

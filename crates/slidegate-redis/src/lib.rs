@@ -19,17 +19,15 @@ mod options;
 mod reply;
 mod scripts;
 mod server_time;
+mod service;
 mod spread;
 mod store;
 mod ticket_secret;
 
-pub use admin::control_document::{ControlDocument, ControlDocumentId};
-pub use admin::instances::InstanceRecord;
 pub use admin::servers::ServerInfo;
 pub use options::RedisOptions;
-pub use redis_once::{BreakerState, ClientCertificate, FailureCounts, FailureKind, NodeState};
-pub use server_time::ClockJumps;
-pub use store::{RedisStats, RedisStore};
+pub use redis_once::{ClientCertificate, FailureKind};
+pub use store::RedisStore;
 
 /// A gate over Redis: `SharedGate::new(policies, RedisStore::new(options)?)`.
 pub type RedisGate = slidegate::SharedGate<slidegate::store::FallbackStore<RedisStore>>;

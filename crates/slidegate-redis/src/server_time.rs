@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use slidegate::store::ClockJumps;
 use tokio::time::Instant;
 
 /// The servers' clocks by slot.
@@ -18,22 +19,6 @@ pub(crate) struct ServerTimes {
     /// One per slot. Calls for different slots do not wait for each other.
     clocks: Box<[Mutex<Option<Clock>>]>,
     jumps: Mutex<Jumps>,
-}
-
-/// Detected clock jumps of a shared store's servers.
-///
-/// A forward jump expires history early, so up to one limit more is admitted; see
-/// `docs/failures.md`. A failover to a server with another clock counts as a jump, and so does a
-/// suspension of the machine that this process runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct ClockJumps {
-    /// Jumps ahead.
-    pub forward: u64,
-    /// Jumps back.
-    pub backward: u64,
-    /// The size of the last jump in microseconds, negative where it was back; 0 before the first.
-    pub last_us: i64,
 }
 
 /// The difference between a server's clock and ours.

@@ -5,10 +5,9 @@
 //! flight are batched.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use redis_once::{Client, Failure, FailureCounts, LastFailure, NodeState, ReplyBound, slot};
+use redis_once::{Client, Failure, LastFailure, slot};
 use slidegate::internal::{ResetCounts, instant};
 use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::store::{
@@ -19,20 +18,17 @@ use slidegate::{Error, Key, Quota, verb::Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::admin::control_document::{ControlDocument, ControlDocumentId};
 use crate::admin::examine::LastCounts;
-use crate::admin::instances::InstanceRecord;
-use crate::admin::servers::ServerInfo;
-use crate::admin::{claim, control_document, inspect, instances, scan, self_test, servers};
+use crate::admin::{inspect, scan};
 use crate::batch::Batcher;
 use crate::call::{Answers, MOST, Subjects};
-use crate::calls::{Calls, Counts, EXPIRY_US};
+use crate::calls::{Calls, Counts};
 use crate::denial_cache::DenialTicket;
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
 use crate::names::Names;
 use crate::options::{RedisOptions, invalid_options};
-use crate::server_time::{ClockJumps, ServerTimes};
+use crate::server_time::ServerTimes;
 use crate::spread::{DenialRates, SpreadRequest, Undecided};
 use crate::ticket_secret::TicketSecrets;
 use crate::{holds, mixed};
@@ -43,6 +39,7 @@ use crate::{holds, mixed};
 /// [`FallbackStore`](slidegate::store::FallbackStore). Requires a tokio runtime.
 ///
 /// ```no_run
+/// use slidegate::store::ServiceStore;
 /// use slidegate::{Policy, PolicySet, Quota, Request, SharedGate};
 /// use slidegate_redis::{RedisOptions, RedisStore};
 ///
@@ -60,34 +57,9 @@ pub struct RedisStore {
     pub(crate) calls: Arc<Calls>,
     pub(crate) batcher: Batcher,
     denial_rates: Arc<DenialRates>,
-    seen: LastCounts,
+    pub(crate) seen: LastCounts,
     tickets: TicketSecrets,
-    options: RedisOptions,
-}
-
-/// Counters of a shared store since it was created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct RedisStats {
-    /// Script calls made.
-    pub calls: u64,
-    /// Checks that joined another check's call.
-    pub batched: u64,
-    /// Checks denied by a cached denial, without a call.
-    pub cached_denials: u64,
-    /// Calls that reached the server after their deadline and charged nothing.
-    pub late: u64,
-    /// Detected clock jumps of the servers.
-    pub errors: FailureCounts,
-    /// How often the clocks of the servers were seen to jump.
-    pub clock_jumps: ClockJumps,
-    /// Resolution of the clock that scripts read, in microseconds: 1, or 1000 if
-    /// [`self_test`](RedisStore::self_test) found that scripts may not call `TIME`.
-    pub clock_resolution_us: u64,
-    /// Keys evicted by the servers, as found by [`examine`](RedisStore::examine).
-    pub evicted_keys: u64,
-    /// How often the table of instances contained foreign data and was replaced.
-    pub instances_replaced: u64,
+    pub(crate) options: RedisOptions,
 }
 
 impl RedisStore {
@@ -150,181 +122,10 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Pings every node that accepts writes. Waits longer than a decision, because connections may
-    /// have to be opened first.
-    ///
-    /// # Errors
-    /// If a node did not reply.
-    pub async fn ping(&self) -> Result<(), Error> {
-        self.ping_masters().await.map_err(|failure| error_of(&failure))
-    }
-
-    async fn ping_masters(&self) -> Result<(), Failure> {
-        let deadline = self.calls.deadline() + self.options.connection.connect_timeout;
-        let ping = |_: &str| Some(redis::cmd("PING"));
-        let answers = self.calls.client.on_each_master(ping, ReplyBound::SMALL, deadline).await;
-        let counted = |failure: &Failure| self.calls.client.count(failure);
-        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
-    }
-
-    /// Tests that limits are shared: makes the calls of a check, of a reservation and of a reset, on
-    /// a key of its own on every master, and calls each command that scripts call.
-    ///
-    /// If scripts may not call `TIME` but may read a key's expiry, they use that as their clock
-    /// from then on, in whole milliseconds: see
-    /// [`clock_resolution_us`](RedisStats::clock_resolution_us). Charges then count for the window
-    /// plus a millisecond, so that no more is admitted.
-    ///
-    /// Without replies it ends within about four seconds per master.
-    ///
-    /// # Errors
-    /// If a server is unreachable or refuses a call: the text names the server and the call.
-    pub async fn self_test(&self) -> Result<(), Failure> {
-        self.ping_masters().await?;
-        self_test::test_masters(&self.calls).await
-    }
-
-    /// Looks for conditions that silently break limits, within the rights of the store's user: a
-    /// server that evicts keys, evicted keys, history lost in a failover, a restart or a
-    /// `FLUSHALL`, and clock jumps. Returns one line per finding since the last call, and clears
-    /// the cached denials of all instances if usage was lost. Call it from a timer, for example
-    /// once per minute.
-    pub async fn examine(&self) -> Vec<String> {
-        self.seen.examine(&self.calls).await
-    }
-
-    /// Information about every master, sorted by address, without those that do not reply. Needs
-    /// the rights to `INFO` and `TIME`.
-    pub async fn servers(&self) -> Vec<ServerInfo> {
-        servers::ask(&self.calls).await
-    }
-
-    /// How often to [count](Self::count_instances).
-    pub const COUNT_INTERVAL: Duration = Duration::from_secs(3);
-
-    /// The number of instances on the store, including this one: those that called this within the
-    /// last ten seconds of the server's clock. 1000 means 1000 or more. Call it every
-    /// [`COUNT_INTERVAL`](Self::COUNT_INTERVAL), and pass the result to
-    /// [`FallbackStore::share_among`](slidegate::store::FallbackStore::share_among).
-    ///
-    /// # Errors
-    /// If the store did not reply, or holds a table that slidegate did not write.
-    pub async fn count_instances(&self) -> Result<u64, Error> {
-        instances::count(&self.calls, None).await.map_err(|failure| error_of(&failure))
-    }
-
-    /// Like [`count_instances`](Self::count_instances), and publishes a record of this instance for
-    /// as long as it counts. See [`instance_records`](Self::instance_records).
-    ///
-    /// # Errors
-    /// If the record has more than 4096 bytes; otherwise as
-    /// [`count_instances`](Self::count_instances).
-    pub async fn publish_instance(&self, record: &[u8]) -> Result<u64, Error> {
-        instances::count(&self.calls, Some(record)).await.map_err(|failure| error_of(&failure))
-    }
-
-    /// The [published](Self::publish_instance) records of live instances, including this one,
-    /// unordered. At most 1000.
-    ///
-    /// # Errors
-    /// If the store did not reply.
-    pub async fn instance_records(&self) -> Result<Vec<InstanceRecord>, Error> {
-        instances::records(&self.calls).await.map_err(|failure| error_of(&failure))
-    }
-
-    /// How many bytes of the table of instances were not written by instances, at most 32,000. The
-    /// next [count](Self::count_instances) replaces them.
-    ///
-    /// # Errors
-    /// If the store does not reply, or the table is not a string.
-    pub async fn foreign_instances(&self) -> Result<usize, Error> {
-        instances::foreign(&self.calls).await.map_err(|failure| error_of(&failure))
-    }
-
-    /// The id of this instance in [`instance_records`](Self::instance_records).
-    #[must_use]
-    pub fn instance_id(&self) -> &str {
-        &self.calls.denials.instance
-    }
-
-    /// Claims `what` for a duration, by the server's clock. Returns whether it was unclaimed:
-    /// exactly one of the instances that ask gets true.
-    ///
-    /// # Errors
-    /// If the store did not reply; it may or may not be claimed.
-    pub async fn claim(&self, what: &[u8], duration: Duration) -> Result<bool, Error> {
-        let key = self.options.names.claim(what);
-        claim::claim(&self.calls, &key, duration).await.map_err(|failure| error_of(&failure))
-    }
-
-    /// The control document, or `None` if it is still the `known` one; see
-    /// [`replace_control_document`](Self::replace_control_document). If there is none, its id [is
-    /// absent](ControlDocumentId::is_absent) and its text is empty.
-    ///
-    /// # Errors
-    /// If the store did not reply, or holds a document that slidegate did not write.
-    pub async fn control_document(
-        &self,
-        known: Option<ControlDocumentId>,
-    ) -> Result<Option<ControlDocument>, Error> {
-        control_document::read_document(&self.calls, known).await.map_err(|failure| error_of(&failure))
-    }
-
-    /// Replaces the control document `found`, or its absence, in one step. Returns false if another
-    /// one is stored by now. It never expires, and all instances are
-    /// [notified](Self::control_document_changed).
-    ///
-    /// A store can lose a document, or restore an older one. Give each write a new random
-    /// `revision`, so that two documents of one version differ, and a new random `epoch` after a
-    /// loss.
-    ///
-    /// # Errors
-    /// If the document is larger than a mebibyte or a part of its id is 0. If the store did not
-    /// reply; it may or may not be written.
-    pub async fn replace_control_document(
-        &self,
-        found: ControlDocumentId,
-        document: &ControlDocument,
-    ) -> Result<bool, Error> {
-        control_document::write_document(&self.calls, found, document)
-            .await
-            .map_err(|failure| error_of(&failure))
-    }
-
-    /// Waits until another instance announces a new control document. Announcements can be lost or
-    /// repeated, so also read the document from a timer.
-    pub async fn control_document_changed(&self) {
-        self.calls.denials.control_document_changed().await;
-    }
-
-    /// Counters since the store was created.
-    #[must_use]
-    pub fn stats(&self) -> RedisStats {
-        let Counts { calls, batched, cached_denials, late, instances_replaced } = &self.calls.counts;
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        RedisStats {
-            calls: of(calls),
-            batched: of(batched),
-            cached_denials: of(cached_denials),
-            late: of(late),
-            errors: self.calls.client.errors(),
-            clock_jumps: self.calls.times.counts(),
-            clock_resolution_us: if self.calls.reads_expiry() { EXPIRY_US } else { 1 },
-            evicted_keys: self.seen.evicted_keys(),
-            instances_replaced: of(instances_replaced),
-        }
-    }
-
     /// The options it was created with.
     #[must_use]
     pub fn options(&self) -> &RedisOptions {
         &self.options
-    }
-
-    /// The state of each known node.
-    #[must_use]
-    pub fn nodes(&self) -> Vec<NodeState> {
-        self.calls.client.state()
     }
 }
 
@@ -492,15 +293,11 @@ impl SharedHoldStore for RedisStore {
 
 /// A failure as the library knows it.
 #[allow(clippy::needless_pass_by_value)] // for `map_err`
-fn store_failure(failure: Failure) -> StoreFailure {
+pub(crate) fn store_failure(failure: Failure) -> StoreFailure {
     StoreFailure::new(failure.kind.name(), failure.to_string())
 }
 
 fn undecided(undecided: impl Into<Undecided>) -> DecideError {
     let Undecided { failure, denied } = undecided.into();
     DecideError { failure: store_failure(failure), denied }
-}
-
-fn error_of(failure: &Failure) -> Error {
-    Error::store(failure.to_string())
 }

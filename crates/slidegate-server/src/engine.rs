@@ -196,7 +196,7 @@ impl App {
         while let Some((crossing, _place)) = queue.recv().await {
             let is_first = match self.shared() {
                 None => Ok(true),
-                Some(shared) => shared.redis().claim(&crossing.claim(), crossing.quiet).await,
+                Some(shared) => shared.store().claim(&crossing.claim(), crossing.quiet).await,
             };
             match is_first {
                 Ok(false) => {}
@@ -236,8 +236,7 @@ impl App {
 
     /// The kind and state of the store.
     pub(crate) fn store_state(&self) -> StoreState {
-        let redis = self.shared().map(Shared::state);
-        StoreState { kind: if redis.is_some() { "redis" } else { "memory" }, redis }
+        self.engine.store.state()
     }
 
     /// The recorder of decisions.

@@ -35,6 +35,7 @@ mod record;
 mod service_manager;
 mod shares;
 mod shutdown;
+mod stores;
 mod wire;
 
 /// Reads the command line of this process, runs its command, and returns the exit code.

@@ -13,8 +13,8 @@
 //! be awaited. [`KeyState`] computes the decisions on one key by the same code as the other stores,
 //! [`decide`] applies them to all keys of a call or to none, and [`IdempotencyCache`] answers
 //! repeated checks. If calls of the store can fail, implement [`SharedStore`] and
-//! wrap it in a [`FallbackStore`]. The example `custom_store` is a complete
-//! store of some sixty lines.
+//! wrap it in a [`FallbackStore`]; the service also needs its [`SharedHoldStore`] and
+//! [`ServiceStore`]. The example `custom_store` is a complete store of some sixty lines.
 
 use std::fmt;
 use std::future::ready;
@@ -30,21 +30,27 @@ use crate::quota::{ChangedPolicy, Quota};
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
+mod control_document;
 pub(crate) mod failure;
 pub(crate) mod fallback;
 mod holds;
 mod idempotency;
 mod key_state;
 pub(crate) mod memory;
+mod service;
 pub(crate) mod set_table;
 pub(crate) mod shared;
 
 pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
+pub use control_document::{ControlDocument, ControlDocumentId};
 pub use failure::StoreFailure;
 pub use fallback::{FallbackStats, FallbackStore};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
+pub use service::{
+    BoxFuture, COUNT_INTERVAL, ClockJumps, InstanceRecord, NodeState, ServiceStore, StoreStats,
+};
 pub use shared::{DecideError, SharedHoldStore, SharedStore};
 
 pub use crate::charge::Charge;

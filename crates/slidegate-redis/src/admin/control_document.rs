@@ -4,11 +4,10 @@
 //! passes the id of the document that it read, and a script replaces only that one, so no change is
 //! overwritten. The id is on the first line, which is read by itself, so polling is cheap.
 
-use std::fmt;
-
 use redis::Value;
 use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use slidegate::internal::instant;
+use slidegate::store::{ControlDocument, ControlDocumentId};
 
 use super::PATIENCE;
 use crate::call::MOST;
@@ -22,83 +21,6 @@ const LARGEST: usize = 1 << 20;
 /// The longest first line: 16 digits of the version, epoch and revision with 16 each, two spaces
 /// and a line feed.
 const FIRST_LINE: usize = 51;
-/// Identifies one write of the control document.
-///
-/// A version alone is not enough: a store that loses its data, or fails over to a lagging replica,
-/// reuses older versions. The random parts tell such a document from the lost one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ControlDocumentId {
-    /// Random, chosen by the instance that writes the first document, or the first after a loss. 0
-    /// in documents of releases that wrote the version alone.
-    pub epoch: u64,
-    /// Grows with each write. 0 if there is no document.
-    pub version: u64,
-    /// Random, chosen by each write. 0 where `epoch` is 0.
-    pub revision: u64,
-}
-
-impl ControlDocumentId {
-    /// The id of a document that does not exist.
-    pub const ABSENT: Self = Self { epoch: 0, version: 0, revision: 0 };
-
-    /// Whether the document does not exist.
-    #[must_use]
-    pub fn is_absent(&self) -> bool {
-        self.version == 0
-    }
-
-    /// Reads a first line without its line feed.
-    fn read(line: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(line).ok()?;
-        let mut words = text.split(' ');
-        let version = words.next()?.parse().ok().filter(|version| (1..=MOST).contains(version))?;
-        let mut random = || u64::from_str_radix(words.next()?, 16).ok().filter(|number| *number != 0);
-        let id = match (random(), random()) {
-            (Some(epoch), Some(revision)) => Self { epoch, version, revision },
-            _ => Self { version, ..Self::ABSENT },
-        };
-        // The script compares the line as text, so only one spelling is valid.
-        Some(id).filter(|id| id.to_string() == text)
-    }
-}
-
-impl fmt::Display for ControlDocumentId {
-    /// The first line of the document; empty if there is none.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { epoch, version, revision } = self;
-        match (version, epoch) {
-            (0, _) => Ok(()),
-            (_, 0) => write!(f, "{version}"),
-            _ => write!(f, "{version} {epoch:016x} {revision:016x}"),
-        }
-    }
-}
-
-/// A text shared by all instances on a store.
-///
-/// ```
-/// use slidegate_redis::{ControlDocument, ControlDocumentId};
-///
-/// let first = ControlDocumentId { epoch: 7, version: 1, revision: 9 };
-/// assert!(!ControlDocument::new(first, "{}").id.is_absent());
-/// assert!(ControlDocument::default().id.is_absent());
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct ControlDocument {
-    /// Identifies the write.
-    pub id: ControlDocumentId,
-    /// At most a mebibyte. Empty if there is no document.
-    pub text: String,
-}
-
-impl ControlDocument {
-    /// A document to be written.
-    #[must_use]
-    pub fn new(id: ControlDocumentId, text: impl Into<String>) -> Self {
-        Self { id, text: text.into() }
-    }
-}
 
 /// The document, or `None` if it is still the `known` one.
 pub(crate) async fn read_document(
@@ -124,8 +46,8 @@ pub(crate) async fn write_document(
     found: ControlDocumentId,
     document: &ControlDocument,
 ) -> Result<bool, Failure> {
-    let ControlDocument { id, text } = document;
-    if id.epoch == 0 || id.revision == 0 || !(1..=MOST).contains(&id.version) {
+    let ControlDocument { id, text, .. } = document;
+    if !id.is_writable() {
         let detail = format!(
             "control document: invalid version {}, epoch {} and revision {}: the version must be 1 to \
              {MOST}, epoch and revision random numbers other than 0",
@@ -173,13 +95,14 @@ fn id_of(bytes: &[u8]) -> Option<ControlDocumentId> {
     if bytes.is_empty() {
         return Some(ControlDocumentId::ABSENT);
     }
-    ControlDocumentId::read(&bytes[..bytes.iter().position(|byte| *byte == b'\n')?])
+    let line = &bytes[..bytes.iter().position(|byte| *byte == b'\n')?];
+    ControlDocumentId::from_text(std::str::from_utf8(line).ok()?)
 }
 
 pub(crate) fn read(bytes: &[u8]) -> Option<ControlDocument> {
     let id = id_of(bytes).filter(|_| bytes.len() <= LARGEST)?;
     let text = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |at| &bytes[at + 1..]);
-    Some(ControlDocument { id, text: String::from_utf8(text.to_vec()).ok()? })
+    Some(ControlDocument::new(id, String::from_utf8(text.to_vec()).ok()?))
 }
 
 #[cfg(test)]
@@ -190,8 +113,7 @@ mod tests {
     /// wrote must be read.
     #[test]
     fn only_an_id_and_a_text_are_a_control_document() {
-        let document =
-            |id: ControlDocumentId, text: &str| Some(ControlDocument { id, text: text.to_owned() });
+        let document = |id, text: &str| Some(ControlDocument::new(id, text));
         let legacy = ControlDocumentId { version: 12, ..ControlDocumentId::ABSENT };
         assert_eq!(read(b""), document(ControlDocumentId::ABSENT, ""));
         assert_eq!(read(b"12\n{}\n"), document(legacy, "{}\n"));

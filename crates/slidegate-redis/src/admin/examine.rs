@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::Value;
 use slidegate::internal::instant;
+use slidegate::store::ClockJumps;
 use tokio::time::Instant;
 
 use super::{PATIENCE, servers};
 use crate::calls::Calls;
 use crate::names::Names;
 use crate::reply::number;
-use crate::server_time::ClockJumps;
 
 /// Keys whose counts must never decrease, spread over a cluster's slots; outside a cluster, only
 /// the first is used.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use redis::Value;
 use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use slidegate::internal::{instant, millis_ceil};
+use slidegate::store::InstanceRecord;
 use tokio::time::Instant;
 
 use super::PATIENCE;
@@ -30,16 +31,6 @@ const RECORDS_AT_ONCE: usize = 100;
 const MAX_TABLE: usize = 32 * MAX_INSTANCES;
 /// The length of an instance's id.
 const ID_DIGITS: usize = 16;
-
-/// The published record of an instance on the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct InstanceRecord {
-    /// The instance: 16 hexadecimal digits, drawn at random when its store was created.
-    pub id: String,
-    /// Its record, unvalidated: anyone who can write to the store can write it. At most 4096 bytes.
-    pub record: Vec<u8>,
-}
 
 /// Renews this instance's line and its record, if any. Returns the number of instances.
 pub(crate) async fn count(calls: &Calls, record: Option<&[u8]>) -> Result<u64, Failure> {

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::test_runner::{Config, TestRunner};
+use slidegate::store::ServiceStore;
 use slidegate::{DecisionSource, Error, Policy, PolicySet, Quota, Request, SharedGate};
-use slidegate_redis::{BreakerState, FailureKind, RedisGate, RedisOptions, RedisStore};
+use slidegate_redis::{FailureKind, RedisGate, RedisOptions, RedisStore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -113,7 +114,7 @@ pub(crate) fn last_failure(gate: &RedisGate) -> String {
 
 /// How many calls to the store have failed in this way.
 pub(crate) fn errors(gate: &RedisGate, kind: FailureKind) -> u64 {
-    gate.store().primary().stats().errors.of(kind)
+    gate.store().primary().stats().errors[kind.name()]
 }
 
 /// What is charged to each policy of a user, in their order. Asks until the store answers and no
@@ -122,7 +123,7 @@ pub(crate) async fn until_used(gate: &RedisGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
     for _ in 0..MAX_POLLS {
         let peeked = gate.peek(&request).await;
-        let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == BreakerState::Closed);
+        let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == "closed");
         if closed && peeked.iter().all(|one| one.source() == DecisionSource::Store) {
             return peeked.iter().map(|one| one.used()).collect();
         }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, Calendar, DecisionSource, Policy, Quota, Request};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;

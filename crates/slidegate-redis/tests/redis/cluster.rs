@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use slidegate::store::ServiceStore;
 use slidegate::{DecisionSource, Policy, PolicySet, Quota, Request};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::acl::USER;

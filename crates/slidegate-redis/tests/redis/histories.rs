@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use slidegate::store::ServiceStore;
 use slidegate::{
     Algorithm, Calendar, Decision, Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
     clock::{ManualClock, Timestamp},

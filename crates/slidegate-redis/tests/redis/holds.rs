@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use slidegate::reserve::{Extension, HoldStatus, Ticket, Unsettled};
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, Counts, DecisionSource, Gate, Policy, PolicySet, Quota, Request};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
@@ -39,7 +40,7 @@ async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     gate.settle(&ticket, 25).await.unwrap();
     assert_eq!(kinds().await, (Some(0x14), None));
     assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 45);
-    assert_eq!(gate.store().primary().stats().errors.iter().map(|(_, count)| count).sum::<u64>(), 0);
+    assert_eq!(gate.store().primary().stats().errors.values().sum::<u64>(), 0);
 }
 
 /// A gateway that was suspended settles late, and again, as it does not know whether its call arrived.

@@ -6,8 +6,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, DecisionSource, Policy, Quota};
-use slidegate_redis::FailureKind;
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, Reply};
 
 use crate::callers::{
@@ -246,8 +246,8 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
             let failure = last_failure(&gate);
             assert!(failure.contains("WRONGTYPE") && failure.contains("another program"), "{failure}");
             let errors = gate.store().primary().stats().errors;
-            assert_eq!(errors.of(FailureKind::WrongType), 1, "{errors:?}");
-            assert!(errors.of(FailureKind::ForeignValue) > 0, "{errors:?}");
+            assert_eq!(errors["wrongtype"], 1, "{errors:?}");
+            assert!(errors["foreign_value"] > 0, "{errors:?}");
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use slidegate::store::{ControlDocument, ControlDocumentId, ServiceStore};
 use slidegate::{
     Algorithm, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
     clock::{ManualClock, Timestamp},
     verb::Verb,
 };
-use slidegate_redis::{ControlDocument, ControlDocumentId, RedisGate};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::redis_gate;

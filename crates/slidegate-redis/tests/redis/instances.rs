@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::store::FallbackStore;
+use slidegate::store::{FallbackStore, ServiceStore};
 use slidegate::{PolicySet, SharedGate};
 use slidegate_redis::RedisStore;
 use slidegate_testkit::redis::RedisServer;
@@ -23,25 +23,25 @@ async fn instances_count_themselves_by_the_servers_clock() {
     let server = RedisServer::builder().with_clock().start();
     let stores = [(); 3].map(|()| store(&server));
     for (at, store) in stores.iter().enumerate() {
-        assert_eq!(store.count_instances().await.unwrap(), at as u64 + 1);
-        assert_eq!(store.count_instances().await.unwrap(), at as u64 + 1);
+        assert_eq!(store.count_instances(None).await.unwrap(), at as u64 + 1);
+        assert_eq!(store.count_instances(None).await.unwrap(), at as u64 + 1);
     }
     let [one, two, three] = &stores;
-    assert_eq!(one.count_instances().await.unwrap(), 3);
+    assert_eq!(one.count_instances(None).await.unwrap(), 3);
     let ttl: u64 = server.admin(&["PTTL", TABLE]).trim().parse().unwrap();
     assert!((1..=10_000).contains(&ttl), "{ttl}");
     // Two go on, the third has ended.
     server.clock().set(6 * SECOND_US);
-    assert_eq!(one.count_instances().await.unwrap(), 3);
-    assert_eq!(two.count_instances().await.unwrap(), 3);
+    assert_eq!(one.count_instances(None).await.unwrap(), 3);
+    assert_eq!(two.count_instances(None).await.unwrap(), 3);
     server.clock().set(12 * SECOND_US);
-    assert_eq!(one.count_instances().await.unwrap(), 2);
-    assert_eq!(three.count_instances().await.unwrap(), 3, "it is back");
+    assert_eq!(one.count_instances(None).await.unwrap(), 2);
+    assert_eq!(three.count_instances(None).await.unwrap(), 3, "it is back");
     // A clock that is set back neither loses instances nor keeps them forever.
     server.clock().set(-3600 * SECOND_US);
-    assert_eq!(one.count_instances().await.unwrap(), 3);
+    assert_eq!(one.count_instances(None).await.unwrap(), 3);
     server.clock().set(-3589 * SECOND_US);
-    assert_eq!(one.count_instances().await.unwrap(), 1);
+    assert_eq!(one.count_instances(None).await.unwrap(), 1);
 }
 
 /// Without Redis a limit holds only if the shares of all instances add up to it.
@@ -54,7 +54,7 @@ async fn the_fallbacks_share_is_that_of_the_last_count() {
     });
     for _ in 0..2 {
         for gate in &gates {
-            let counted = gate.store().primary().count_instances().await.unwrap();
+            let counted = gate.store().primary().count_instances(None).await.unwrap();
             gate.store().share_among(counted);
         }
     }
@@ -62,7 +62,7 @@ async fn the_fallbacks_share_is_that_of_the_last_count() {
     let mut admitted = 0;
     for gate in &gates {
         assert_eq!(gate.store().instances(), 3);
-        assert!(gate.store().primary().count_instances().await.is_err(), "nobody counts");
+        assert!(gate.store().primary().count_instances(None).await.is_err(), "nobody counts");
         for _ in 0..6 {
             admitted += u64::from(check(gate, "alice").await.allowed);
         }
@@ -90,8 +90,8 @@ async fn what_no_instance_wrote_into_the_table_is_not_counted_and_is_replaced() 
     for (at, (foreign, instances)) in texts.map(|text| (text, 2)).into_iter().chain(mixed).enumerate() {
         server.admin(&["SET", TABLE, foreign]);
         assert!(store.foreign_instances().await.unwrap() > 0, "{at}");
-        assert!(other.count_instances().await.unwrap() < instances, "{at}");
-        assert_eq!(store.count_instances().await.unwrap(), instances, "{at}");
+        assert!(other.count_instances(None).await.unwrap() < instances, "{at}");
+        assert_eq!(store.count_instances(None).await.unwrap(), instances, "{at}");
         assert_eq!(store.foreign_instances().await.unwrap(), 0, "{at}");
         let table = server.admin(&["GET", TABLE]);
         assert!(table.len() < 200 && table.contains(store.instance_id()), "{at}: {table}");
@@ -99,14 +99,14 @@ async fn what_no_instance_wrote_into_the_table_is_not_counted_and_is_replaced() 
     }
     server.admin(&["DEL", TABLE]);
     server.admin(&["RPUSH", TABLE, "a list"]);
-    assert_eq!((store.count_instances().await.unwrap(), store.stats().instances_replaced), (1, 1));
+    assert_eq!((store.count_instances(None).await.unwrap(), store.stats().instances_replaced), (1, 1));
     let now = server.admin(&["TIME"]).lines().next().unwrap().parse::<u64>().unwrap() * 1000;
     let crowd: String = (0..5000).map(|number| format!("{number:016x} {now}\n")).collect();
     server.admin(&["SET", TABLE, &crowd]);
-    assert_eq!(store.count_instances().await.unwrap(), 1000);
+    assert_eq!(store.count_instances(None).await.unwrap(), 1000);
     let left = server.admin(&["GET", TABLE]);
     assert_eq!(left.lines().filter(|line| !line.is_empty()).count(), 1000);
-    assert!(RedisStore::COUNT_INTERVAL * 3 <= Duration::from_secs(10), "an instance may miss two");
+    assert!(slidegate::store::COUNT_INTERVAL * 3 <= Duration::from_secs(10), "an instance may miss two");
 }
 
 /// Operators ask one instance what all of them do, and must not be shown one that has ended.
@@ -114,10 +114,10 @@ async fn what_no_instance_wrote_into_the_table_is_not_counted_and_is_replaced() 
 async fn what_an_instance_publishes_is_read_by_all_until_it_no_longer_counts() {
     let server = RedisServer::builder().with_clock().start();
     let [one, two, silent] = [(); 3].map(|()| store(&server));
-    assert_eq!(one.publish_instance(b"first").await.unwrap(), 1);
-    assert_eq!(two.publish_instance(b"second").await.unwrap(), 2);
-    assert_eq!(silent.count_instances().await.unwrap(), 3);
-    assert_eq!(one.publish_instance(b"third").await.unwrap(), 3);
+    assert_eq!(one.count_instances(Some(b"first")).await.unwrap(), 1);
+    assert_eq!(two.count_instances(Some(b"second")).await.unwrap(), 2);
+    assert_eq!(silent.count_instances(None).await.unwrap(), 3);
+    assert_eq!(one.count_instances(Some(b"third")).await.unwrap(), 3);
     let records = async || {
         let mut records = silent.instance_records().await.unwrap();
         records.sort_by(|a, b| a.record.cmp(&b.record));
@@ -131,10 +131,10 @@ async fn what_an_instance_publishes_is_read_by_all_until_it_no_longer_counts() {
         let ttl: u64 = server.admin(&["PTTL", name]).trim().parse().unwrap();
         assert!((1..=10_000).contains(&ttl), "{ttl}");
     }
-    let failure = one.publish_instance(&[b'x'; 4097]).await.unwrap_err().to_string();
+    let failure = one.count_instances(Some(&[b'x'; 4097])).await.unwrap_err().to_string();
     assert_eq!(failure, "redis: record: invalid size of 4097 bytes: must be at most 4096");
     server.clock().set(11 * SECOND_US);
-    assert_eq!(one.publish_instance(b"fourth").await.unwrap(), 1);
+    assert_eq!(one.count_instances(Some(b"fourth")).await.unwrap(), 1);
     assert_eq!(records().await, [of(&one, b"fourth")]);
 }
 

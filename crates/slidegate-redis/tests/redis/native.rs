@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use slidegate::Request;
 use slidegate::reserve::{Extension, HoldStatus};
+use slidegate::store::ServiceStore;
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::reserve::{Extension, HoldStatus};
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, DecisionSource, Policy, Quota, Request};
 use slidegate_redis::{RedisGate, RedisStore};
 use slidegate_testkit::redis::{Connection, Offer, OfferRules, RedisCluster, RedisServer, Shape};
@@ -156,8 +157,8 @@ async fn decides_exactly(url: &str) {
     assert!(one.peek(&request).await.iter().all(|one| one.used() == 0));
 
     // What instances share beside usage.
-    one.store().primary().count_instances().await.unwrap();
-    assert_eq!(other.store().primary().count_instances().await.unwrap(), 2);
+    one.store().primary().count_instances(None).await.unwrap();
+    assert_eq!(other.store().primary().count_instances(None).await.unwrap(), 2);
     assert_eq!(other.store().stats().last_failure, None);
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use slidegate::store::ServiceStore;
 use slidegate::{DecisionSource, Request};
 use slidegate_redis::{FailureKind, RedisGate};
 use slidegate_testkit::clock::ClockOffset;
@@ -247,5 +248,5 @@ async fn a_client_whose_clock_is_set() {
     assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();
     assert!((Duration::from_secs(86_000)..=Duration::from_secs(86_400)).contains(&wait), "{wait:?}");
-    assert_eq!(gate.store().primary().stats().clock_jumps, slidegate_redis::ClockJumps::default());
+    assert_eq!(gate.store().primary().stats().clock_jumps, slidegate::store::ClockJumps::default());
 }

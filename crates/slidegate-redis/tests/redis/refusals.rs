@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slidegate::DecisionSource;
+use slidegate::store::ServiceStore;
 use slidegate_redis::FailureKind;
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
 use slidegate_testkit::until_true;

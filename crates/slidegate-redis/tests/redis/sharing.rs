@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use slidegate::store::ServiceStore;
 use slidegate::{Block, DecisionSource, Decisions, Policy, PolicySet, Quota, Reason, Request};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use slidegate::store::ServiceStore;
 use slidegate::{DecisionSource, Excess, OnStoreError, Policy, Quota, Request, Value};
 use slidegate_redis::RedisOptions;
 use slidegate_testkit::poll::until_async;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::DecisionSource;
+use slidegate::store::ServiceStore;
 use slidegate_redis::{ClientCertificate, FailureKind, RedisGate, RedisOptions};
 use slidegate_testkit::certificates::{Authority, Certificate};
 use slidegate_testkit::redis::RedisServer;

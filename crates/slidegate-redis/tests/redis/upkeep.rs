@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use slidegate::store::ServiceStore;
 use slidegate::{Algorithm, DecisionSource, Decisions, Match, Policy, PolicySet, Quota, Request};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::proxy::{Mode, Proxy};

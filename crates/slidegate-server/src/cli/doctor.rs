@@ -10,19 +10,18 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use slidegate::store::{ServiceStore, StoreFailure};
 use slidegate::{
-    DecisionSource, MemoryStore, Policy, PolicySet, Quota, Request,
+    DecisionSource, Policy, PolicySet, Quota, Request, SharedGate,
     clock::{Clock, SystemClock},
-    verb::Verb,
 };
-use slidegate_redis::{FailureKind, RedisStore, ServerInfo};
+use slidegate_redis::{FailureKind, RedisGate, RedisStore, ServerInfo};
 use tokio::time::timeout;
 
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::PolicyArgs;
 use crate::config::{Arguments, SharedStore};
-use crate::engine::store::Store;
 use crate::envoy::Settings;
 
 #[derive(Debug, Args)]
@@ -152,18 +151,18 @@ impl DoctorArgs {
     }
 }
 
-async fn diagnose(shared: SharedStore, exposed: &[String]) -> Result<Diagnosis, Failure> {
+async fn diagnose(mut shared: SharedStore, exposed: &[String]) -> Result<Diagnosis, Failure> {
     let deadline = shared.deadline;
     let quota = Quota::new(1_000_000, POLICY_WINDOW)?;
     let policies = PolicySet::new([Policy::new(POLICY, quota)?.with_scope(["user"])])?;
-    let store = Store::new(policies, MemoryStore::builder().max_keys(64).build(), Some(shared))?;
-    let Some(shared) = store.shared() else { return fail("the store is not Redis") };
-    let redis = shared.redis();
-    let mut checks = self_test(redis, &shared.url()).await;
+    let Some(options) = shared.options.redis() else { return fail("the store is not Redis") };
+    let gate = SharedGate::new(policies, RedisStore::new(options.clone())?)?;
+    let redis = gate.store().primary();
+    let mut checks = self_test(redis).await;
     let answers = checks.iter().take(ANSWERS).all(|check| check.result == Grade::Ok);
     let decides = checks.iter().all(|check| check.result == Grade::Ok);
     if decides {
-        checks.push(match shared.restriction() {
+        checks.push(match redis.restriction() {
             None => Finding::ok("time", "scripts read the server's clock"),
             Some(restriction) => Finding::warning(
                 "time",
@@ -176,7 +175,7 @@ async fn diagnose(shared: SharedStore, exposed: &[String]) -> Result<Diagnosis, 
         checks.extend(servers(redis).await);
     }
     if decides {
-        checks.push(latency(&store, deadline).await);
+        checks.push(latency(&gate, deadline).await);
     }
     checks.push(time_zones());
     checks.extend(exposed.iter().map(|warning| {
@@ -184,7 +183,7 @@ async fn diagnose(shared: SharedStore, exposed: &[String]) -> Result<Diagnosis, 
         Finding::warning("secrets", found, fix)
     }));
     let result = checks.iter().map(|check| check.result).max().unwrap_or(Grade::Fault);
-    Ok(Diagnosis { redis: shared.url(), result, checks })
+    Ok(Diagnosis { redis: redis.url(), result, checks })
 }
 
 impl Finding {
@@ -208,9 +207,9 @@ fn time_zones() -> Finding {
 }
 
 /// The self-test, with one finding per stage.
-async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
+async fn self_test(redis: &RedisStore) -> Vec<Finding> {
     let failed = match timeout(SELF_TEST, redis.self_test()).await {
-        Ok(tested) => tested.err().map(|failure| (failure.kind, failure.to_string())),
+        Ok(tested) => tested.err().map(|failure| (kind_of(&failure), failure.to_string())),
         Err(_) => {
             let found = format!("the self-test did not end within {} ms", SELF_TEST.as_millis());
             Some((FailureKind::Timeout, found))
@@ -218,7 +217,11 @@ async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
     };
     let at = failed.as_ref().map_or(STAGES.len(), |(kind, _)| stage(*kind));
     let not_encrypted = "not used: without it, passwords and ids are sent in clear text";
-    let tls = if url.starts_with("rediss") { "the server's certificate is accepted" } else { not_encrypted };
+    let tls = if redis.url().starts_with("rediss") {
+        "the server's certificate is accepted"
+    } else {
+        not_encrypted
+    };
     let finding = |(number, (check, passed)): (usize, (&'static str, &'static str))| match &failed {
         Some((kind, text)) if number == at => {
             let (found, hint) = text.split_once("; ").unwrap_or((text, ""));
@@ -234,6 +237,11 @@ async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
         _ => Finding::ok(check, passed),
     };
     STAGES.into_iter().enumerate().map(finding).collect()
+}
+
+fn kind_of(failure: &StoreFailure) -> FailureKind {
+    let kind = FailureKind::ALL.into_iter().find(|kind| kind.name() == failure.kind());
+    kind.unwrap_or(FailureKind::Other)
 }
 
 /// The stage at which the self-test failed.
@@ -504,20 +512,20 @@ fn clock(server: &ServerInfo) -> Finding {
 }
 
 /// Times checks made like those of requests, one after the other.
-async fn latency(store: &Store, deadline: Duration) -> Finding {
+async fn latency(gate: &RedisGate, deadline: Duration) -> Finding {
     const CHECK: &str = "latency";
     let clock = SystemClock::new();
     let user = format!("{:x}", clock.now().as_micros());
-    let requests = [Request::new().with("user", &user)];
+    let request = Request::new().with("user", &user);
     let (began, mut times, mut fallbacks) = (clock.now(), Vec::with_capacity(CHECKS), 0);
     while times.len() < CHECKS && clock.now() - began < CHECKS_TIME {
         let sent = clock.now();
-        let decisions = store.apply(Some(Verb::Check), &requests, None).await;
+        let decisions = gate.check(&request).await;
         fallbacks += usize::from(decisions.iter().any(|one| one.source() != DecisionSource::Store));
         times.push(clock.now() - sent);
     }
     // The rest expires.
-    let _ = timeout(deadline, store.reset(&requests[0])).await;
+    let _ = timeout(deadline, gate.reset(&request)).await;
     times.sort_unstable();
     let percentile = |percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];
     let (p50, p99) = (percentile(50), percentile(99));

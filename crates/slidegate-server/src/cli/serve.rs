@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use slidegate_redis::RedisStore;
+use slidegate::store::COUNT_INTERVAL;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -214,9 +214,9 @@ async fn test_store(shared: Shared<'_>, requires_sharing: bool) -> Result<String
     match shared.test().await {
         Ok(()) => {
             shared.count_instances(None).await;
-            Ok(match shared.restriction() {
-                None => format!("{}, shared", shared.url()),
-                Some(restriction) => format!("{}, shared; {restriction}", shared.url()),
+            Ok(match shared.store().restriction() {
+                None => format!("{}, shared", shared.store().url()),
+                Some(restriction) => format!("{}, shared; {restriction}", shared.store().url()),
             })
         }
         Err(failure) if requires_sharing => {
@@ -224,7 +224,7 @@ async fn test_store(shared: Shared<'_>, requires_sharing: bool) -> Result<String
             fail(format!("{words}: {failure}"))
         }
         Err(failure) => {
-            Ok(format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.url()))
+            Ok(format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.store().url()))
         }
     }
 }
@@ -473,7 +473,7 @@ async fn watch_store(admin: Arc<Admin>) {
     };
     let count = async {
         loop {
-            sleep(RedisStore::COUNT_INTERVAL).await;
+            sleep(COUNT_INTERVAL).await;
             admin.count_instances().await;
         }
     };

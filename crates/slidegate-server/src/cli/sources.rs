@@ -10,7 +10,7 @@ use slidegate::{Algorithm, Excess};
 use super::failure::{Failure, fail};
 use super::output;
 use super::values::excess;
-use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
+use crate::config::{Arguments, Config, Outside, Sources};
 use crate::envoy::{CalendarWindows, Settings};
 
 /// The environment variable with the path of the config file.
@@ -96,12 +96,11 @@ impl PolicyArgs {
             tracing::warn!("{line}");
         }
         let complete = move |mut config: Config| {
-            if let Some(redis) = &theirs {
-                config.shared = config.shared.map(|store| SharedStore {
-                    deadline: redis.deadline.unwrap_or(store.deadline),
-                    options: redis.clone().apply(store.options),
-                    ..store
-                });
+            if let (Some(redis), Some(shared)) = (&theirs, &mut config.shared)
+                && let Some(options) = shared.options.redis()
+            {
+                *options = redis.clone().apply(options.clone());
+                shared.deadline = redis.deadline.unwrap_or(shared.deadline);
             }
             config
         };

@@ -363,6 +363,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::config::tests::parse_with;
+    use crate::stores::StoreOptions;
 
     fn read(arguments: &Arguments, variables: &[(&str, &str)]) -> Result<Outside, String> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
@@ -515,7 +516,7 @@ mod tests {
         };
         let outside = with("redis://:hidden@h\n", &[("SLIDEGATE_REDIS_FILE", file)]).unwrap();
         let expected = RedisOptions::new("redis://:hidden@h").unwrap();
-        assert_eq!(parse_with("", &outside).shared.unwrap().options, expected);
+        assert_eq!(parse_with("", &outside).shared.unwrap().options, StoreOptions::Redis(expected));
         let resp = "resp: {listen: '127.0.0.1:6380'}";
         let outside = with("hidden\r\n", &[("SLIDEGATE_RESP_PASSWORD_FILE", file)]).unwrap();
         assert!(parse_with(resp, &outside).resp.unwrap().password.unwrap().is(b"hidden"));

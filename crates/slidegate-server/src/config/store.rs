@@ -10,14 +10,14 @@ use lined_config::{Form, Node, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::internal::check_policy;
-use slidegate::store::FallbackStore;
-use slidegate::{PolicySet, Secret};
+use slidegate::{MemoryStore, PolicySet, Secret};
 use slidegate_config::values::{Parsed, Span, Text};
-use slidegate_redis::{ClientCertificate, RedisOptions, RedisStore};
+use slidegate_redis::ClientCertificate;
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;
 use super::values::RedisUrl;
+use crate::stores::{AnyStore, StoreOptions};
 
 /// Largest file of certificates. All authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
@@ -101,7 +101,7 @@ enum Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SharedStore {
     /// Shows as its URL without secrets.
-    pub(crate) options: RedisOptions,
+    pub(crate) options: StoreOptions,
     /// Maximum time per decision.
     pub(crate) deadline: Duration,
     /// The number of instances, at least 1; `None` if they count themselves.
@@ -170,7 +170,7 @@ impl StoreSection {
         }
         let requires_sharing = self.require == Requirement::Shared;
         Some(SharedStore {
-            options,
+            options: StoreOptions::Redis(options),
             deadline,
             instances: self.instances,
             requires_sharing,
@@ -226,17 +226,16 @@ pub(super) fn certificate(
 /// Creates the store without a connection, to find invalid certificates and limits that its scripts
 /// cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
-    let redis = match RedisStore::new(shared.options.clone()) {
-        Ok(redis) => redis,
+    let store = match AnyStore::open(shared.options.clone(), MemoryStore::new()) {
+        Ok(store) => store,
         Err(error) => {
             let store = top.child("store");
             let key = ["ca_file", "cert_file", "redis"].into_iter().find(|key| store.has(key));
             return store.report(key.unwrap_or_default(), error);
         }
     };
-    let redis = FallbackStore::new(redis);
     for policy in policies.iter() {
-        if let Err(error) = check_policy(policy, &redis) {
+        if let Err(error) = check_policy(policy, &store) {
             let name = policy.name();
             let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(name);
             let node = top.elements("policies").iter().find(is_it);
@@ -252,6 +251,7 @@ mod tests {
 
     use crate::config::tests::{outside, parse_with};
     use crate::config::{Config, Outside};
+    use crate::stores::StoreOptions;
 
     fn shared(keys: &str, outside: &Outside) -> super::SharedStore {
         parse_with(&format!("store: {{{keys}}}"), outside).shared.expect("a store is named")
@@ -274,7 +274,7 @@ mod tests {
             .with_hash_tag("tenant")
             .without_batching()
             .without_denial_cache();
-        assert_eq!(store.options, options);
+        assert_eq!(store.options, StoreOptions::Redis(options));
         assert_eq!(
             (store.instances, store.requires_sharing, store.deadline.as_millis(), store.fleet),
             (Some(3), true, 20, false)
@@ -299,8 +299,8 @@ mod tests {
             ("redis://outside:6379", 7)
         );
         let options = RedisOptions::new("redis://outside").unwrap().with_deadline(store.deadline);
-        assert_eq!(store.options, options.clone().with_key_secret("outside"));
-        assert_ne!(store.options, options.with_key_secret("inside"));
+        assert_eq!(store.options, StoreOptions::Redis(options.clone().with_key_secret("outside")));
+        assert_ne!(store.options, StoreOptions::Redis(options.with_key_secret("inside")));
         assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
         let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
         assert_eq!(alone(&outside).map(|store| store.instances), Some(None));

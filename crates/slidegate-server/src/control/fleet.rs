@@ -151,7 +151,7 @@ impl Fleet {
     ) -> Result<FleetView, String> {
         self.read(shared, FRESH).await;
         let own = Instance {
-            id: shared.redis().instance_id().to_owned(),
+            id: shared.store().instance_id().to_owned(),
             is_this: true,
             record: self.own(document),
         };
@@ -191,7 +191,7 @@ impl Fleet {
         if self.state().read_at.is_some_and(|at| now.saturating_sub(at) < fresh) {
             return;
         }
-        let records = shared.redis().instance_records().await;
+        let records = shared.store().instance_records().await;
         let digest = self.digest();
         let mut state = self.state();
         state.read_at = Some(now);
@@ -203,7 +203,7 @@ impl Fleet {
                 state.error = Some(error.to_string());
             }
             Ok(records) => {
-                let own = shared.redis().instance_id();
+                let own = shared.store().instance_id();
                 let (mut others, mut unreadable) = (Vec::with_capacity(records.len()), 0);
                 for one in records.into_iter().filter(|one| one.id != own) {
                     match Record::read(&one.record) {

@@ -113,7 +113,7 @@ async fn live(
 /// Rejects a text that may stand for several keys. With the store's `hash_tag`, one text may cover a key per
 /// attribute value, and a token of one key would read the others too.
 fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
-    let tag = if let Some(shared) = app.shared() { shared.hash_tag() } else { None };
+    let tag = if let Some(shared) = app.shared() { shared.store().hash_tag() } else { None };
     let Some(tag) = tag else { return Ok(()) };
     let name = policy.unwrap_or_default();
     if app.policies().by_name(name).is_some_and(|policy| policy.scope().iter().any(|one| one == tag)) {

@@ -10,21 +10,19 @@ use std::time::Duration;
 use slidegate::internal::check_policy;
 use slidegate::reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket};
 use slidegate::store::{
-    FallbackStore, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
-    SnapshotError, SnapshotFile,
+    InMemory, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot, SnapshotError,
+    SnapshotFile,
 };
 use slidegate::{
     Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, clock::Timestamp, verb::Verb,
 };
-use slidegate_redis::RedisStore;
 
 use super::ticket_change::{Changed, TicketChange};
 use crate::config::{SharedStore, Storage};
+use crate::stores::AnyStore;
 
-mod any_store;
 mod shared;
 
-use any_store::AnyStore;
 use shared::Health;
 pub(crate) use shared::{HealthRecord, Shared, StoreState};
 
@@ -51,10 +49,12 @@ impl Store {
             None => AnyStore::Memory(memory),
             Some(SharedStore { options, instances, .. }) => {
                 health.fixed_instances = instances;
-                let redis = FallbackStore::new(RedisStore::new(options)?);
-                AnyStore::Redis(Box::new(redis.with_instances(instances.unwrap_or(1)).with_memory(memory)))
+                AnyStore::open(options, memory)?
             }
         };
+        if let (Some(shared), Some(instances)) = (store.shared(), health.fixed_instances) {
+            shared.share_among(instances);
+        }
         Ok(Self {
             gate: SharedGate::with_store(policies, store)?,
             health,
@@ -64,7 +64,7 @@ impl Store {
 
     /// Whether this process decides in memory, without waiting.
     pub(crate) fn is_in_memory(&self) -> bool {
-        matches!(self.gate.store(), AnyStore::Memory(_))
+        self.gate.store().shared().is_none()
     }
 
     /// Decides requests in one step; without a `verb`, each by its own. With an idempotency key `id`,
@@ -227,7 +227,7 @@ impl Store {
 
     /// Monotonic time since an arbitrary start.
     pub(super) fn elapsed(&self) -> Duration {
-        self.gate.store().memory().now() - Timestamp::EPOCH
+        self.gate.store().in_memory().now() - Timestamp::EPOCH
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
@@ -236,12 +236,12 @@ impl Store {
 
     /// Statistics of the in-process memory store, also used as a shared store's fallback.
     pub(crate) fn stats(&self) -> MemoryStats {
-        self.gate.store().memory().stats()
+        self.gate.store().in_memory().stats()
     }
 
     /// Removes expired keys from this process's memory.
     pub(crate) fn sweep(&self, slots: usize) {
-        self.gate.store().memory().sweep(slots);
+        self.gate.store().in_memory().sweep(slots);
     }
 
     pub(crate) fn storage(&self) -> Storage {
@@ -249,12 +249,14 @@ impl Store {
         shared.map_or(Storage::Memory, |shared| Storage::Redis { instances: shared.instances() })
     }
 
+    /// The kind and state of the store.
+    pub(crate) fn state(&self) -> StoreState {
+        StoreState { kind: self.gate.store().kind(), shared: self.shared().map(Shared::state) }
+    }
+
     /// The shared store, if configured.
     pub(crate) fn shared(&self) -> Option<Shared<'_>> {
-        match self.gate.store() {
-            AnyStore::Memory(_) => None,
-            AnyStore::Redis(store) => Some(Shared { store, health: &self.health }),
-        }
+        self.gate.store().shared().map(|store| Shared { store, health: &self.health })
     }
 }
 

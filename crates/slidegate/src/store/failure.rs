@@ -36,6 +36,13 @@ impl StoreFailure {
     pub fn kind(&self) -> &'static str {
         self.kind
     }
+
+    /// Whether the store replies and refuses what decisions need, so that somebody has to change
+    /// it: the kind is `auth`, `noperm` or `other`. Other failures mostly pass.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(self.kind, "auth" | "noperm" | "other")
+    }
 }
 
 impl fmt::Display for StoreFailure {

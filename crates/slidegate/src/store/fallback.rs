@@ -36,12 +36,13 @@ mod local;
 /// [`SharedGate::with_store`](crate::SharedGate::with_store) and
 /// `FallbackStore::new(redis).with_instances(3)`.
 #[derive(Debug)]
-pub struct FallbackStore<S> {
-    primary: S,
+pub struct FallbackStore<S: ?Sized> {
     local: LocalDecisions,
     fallbacks: AtomicU64,
     /// Lock-free: while the store is unavailable, every decision writes it.
     last_failure: ArcSwapOption<StoreFailure>,
+    /// Last, so that `&FallbackStore<S>` coerces to `&FallbackStore<dyn ServiceStore>`.
+    primary: S,
 }
 
 /// Fallback counts of a [`FallbackStore`] since it was created.
@@ -62,7 +63,6 @@ impl<S> FallbackStore<S> {
     #[must_use]
     pub fn new(primary: S) -> Self {
         Self {
-            primary,
             local: LocalDecisions {
                 memory: MemoryStore::new(),
                 instances: AtomicU64::new(1),
@@ -70,6 +70,7 @@ impl<S> FallbackStore<S> {
             },
             fallbacks: AtomicU64::new(0),
             last_failure: ArcSwapOption::empty(),
+            primary,
         }
     }
 
@@ -87,7 +88,9 @@ impl<S> FallbackStore<S> {
         self.local.memory = memory;
         self
     }
+}
 
+impl<S: ?Sized> FallbackStore<S> {
     /// The wrapped store.
     #[must_use]
     pub fn primary(&self) -> &S {

@@ -1,6 +1,7 @@
 //! Shared stores: stores over a network, and their failures.
 
 use std::fmt;
+use std::future::ready;
 
 use crate::charge::{Charge, PerCharge};
 use crate::decision::Decision;
@@ -8,9 +9,9 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
-use crate::store::TicketKeyBytes;
 use crate::store::failure::StoreFailure;
 use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
+use crate::store::{CANNOT_INSPECT, CANNOT_RESET_POLICY, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
@@ -56,34 +57,44 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
     /// If the store did not reply. The keys may or may not be removed.
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<bool, StoreFailure>> + Send;
 
-    /// The full usage of keys.
+    /// The full usage of keys. By default an error.
     ///
     /// # Errors
-    /// If the store did not reply, or holds a value that slidegate did not write.
+    /// If the store cannot, did not reply, or holds a value that slidegate did not write.
     fn inspect(
         &self,
         charges: &[Charge<'_>],
-    ) -> impl Future<Output = Result<Vec<KeyInspection>, StoreFailure>> + Send;
+    ) -> impl Future<Output = Result<Vec<KeyInspection>, StoreFailure>> + Send {
+        let _ = charges;
+        ready(Err(StoreFailure::new("unsupported", CANNOT_INSPECT)))
+    }
 
-    /// One step of removing every key of a policy.
+    /// One step of removing every key of a policy. By default an error.
     ///
     /// # Errors
-    /// If the store did not reply. The step can be repeated.
+    /// If the store cannot, or did not reply. The step can be repeated.
     fn reset_policy_step(
         &self,
         policy: &str,
         from: Option<&ResetCursor>,
         keys: u64,
-    ) -> impl Future<Output = Result<PolicyReset, StoreFailure>> + Send;
+    ) -> impl Future<Output = Result<PolicyReset, StoreFailure>> + Send {
+        let _ = (policy, from, keys);
+        ready(Err(StoreFailure::new("unsupported", CANNOT_RESET_POLICY)))
+    }
 
-    /// Checks that the store can count the limit of a quota.
+    /// Checks that the store can count the limit of a quota. By default it can.
     ///
     /// # Errors
     /// If the limit is too large for the store.
-    fn check_quota(&self, quota: &Quota) -> Result<(), Error>;
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
+        let _ = quota;
+        Ok(())
+    }
 
-    /// Called after other quotas became active.
-    fn quotas_changed(&self);
+    /// Called after other quotas became active. By default does nothing, which fits a store that
+    /// caches no denials.
+    fn quotas_changed(&self) {}
 }
 
 /// A shared store that can hold cost. Its [`apply`](SharedStore::apply) holds the cost of charges

@@ -101,7 +101,7 @@ const REDIS: &Table = &[
     ("mixed", &["call", "spread"]),
     ("holds", &["call", "calls", "names", "native", "reply"]),
     ("ticket_secret", &["calls"]),
-    ("admin", &["call", "calls", "names", "reply", "server_time"]),
+    ("admin", &["call", "calls", "names", "reply"]),
     (
         "store",
         &[
@@ -121,6 +121,7 @@ const REDIS: &Table = &[
             "ticket_secret",
         ],
     ),
+    ("service", &["admin", "calls", "store"]),
 ];
 
 /// What is written knows no call.

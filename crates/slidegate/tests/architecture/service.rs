@@ -34,7 +34,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("wire/ports", &["listener"]),
     // Configuration and access.
     ("envoy/rule", &[]),
-    ("config", &["http_client", "limits", "listener", "wire/request"]),
+    ("stores", &[]),
+    ("config", &["http_client", "limits", "listener", "stores", "wire/request"]),
     ("envoy", &["config", "debounce", "listener"]),
     ("access/attempts", &["caller", "log_limit"]),
     ("access", &["access/attempts", "caller", "config", "listener", "wire/problem", "wire/query"]),
@@ -55,7 +56,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "shares",
         ],
     ),
-    ("engine/store", &["config", "log_limit"]),
+    ("engine/store", &["config", "log_limit", "stores"]),
     (
         "engine",
         &[

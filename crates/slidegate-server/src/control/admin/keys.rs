@@ -77,7 +77,7 @@ impl KeyTarget {
             .map_err(|detail| Problem::field("key", detail))?;
         // The canonical text of the key.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
-        let wanted = if let Some(shared) = admin.app.shared() { shared.hash_tag() } else { None };
+        let wanted = if let Some(shared) = admin.app.shared() { shared.store().hash_tag() } else { None };
         let wanted = wanted.filter(|tag| !known.scope().iter().any(|attribute| attribute == tag));
         let mut tag = None;
         for (name, value) in query::pairs(uri.query().unwrap_or_default()) {

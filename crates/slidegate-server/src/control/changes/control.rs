@@ -14,7 +14,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::Error;
-use slidegate_redis::{ControlDocument, ControlDocumentId};
+use slidegate::store::{ControlDocument, ControlDocumentId};
 
 use super::active::ActivePolicies;
 use super::document::Document;
@@ -136,7 +136,7 @@ impl Control {
         let Some(shared) = self.app.shared() else { return self.change_here(edit) };
         for _ in 0..MAX_TRIES {
             let found =
-                found(&shared.redis().control_document(None).await.map_err(away)?.unwrap_or_default())?;
+                found(&shared.store().control_document(None).await.map_err(away)?.unwrap_or_default())?;
             let now = now_ms();
             let Reconciliation { mut document, loss } = self.reconcile(&found, now);
             let done = edit(&mut document, now)?;
@@ -234,7 +234,7 @@ impl Control {
         let held = self.state().held.clone();
         let id = next_id(&held, found, is_after_loss, random)?;
         let is_written = shared
-            .redis()
+            .store()
             .replace_control_document(found.id, &ControlDocument::new(id, text))
             .await
             .map_err(away)?;
@@ -291,7 +291,7 @@ impl Control {
             (state.held.clone(), state.problem.is_none() && !state.losses.is_open())
         };
         let Some(stored) =
-            shared.redis().control_document(Some(held.id).filter(|_| is_sound)).await.map_err(away)?
+            shared.store().control_document(Some(held.id).filter(|_| is_sound)).await.map_err(away)?
         else {
             self.is_stored();
             return Ok(true);
@@ -351,7 +351,7 @@ impl Control {
             });
             let announced = async {
                 match self.app.shared() {
-                    Some(shared) => shared.redis().control_document_changed().await,
+                    Some(shared) => shared.store().control_document_changed().await,
                     None => std::future::pending().await,
                 }
             };

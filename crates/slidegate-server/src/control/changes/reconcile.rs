@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use slidegate_redis::ControlDocumentId;
+use slidegate::store::ControlDocumentId;
 
 use super::document::Document;
 

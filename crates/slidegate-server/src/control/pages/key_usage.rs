@@ -68,7 +68,8 @@ pub(super) struct BlockedKey {
 /// store finds only by further attributes.
 pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(String, String), KeyUsage> {
     let policies = app.policies();
-    let tag = if let Some(shared) = app.shared() { shared.hash_tag().map(str::to_owned) } else { None };
+    let tag =
+        if let Some(shared) = app.shared() { shared.store().hash_tag().map(str::to_owned) } else { None };
     let is_found = |policy: &Policy| tag.as_ref().is_none_or(|tag| policy.scope().contains(tag));
     let read = |(policy, key): &(String, String)| {
         let policy = policies.by_name(policy).filter(|policy| is_found(policy))?;

@@ -12,9 +12,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
+use slidegate::store::NodeState;
 use slidegate::{Policy, PolicySet, Quota, clock::Timestamp, verb::Verb};
 use slidegate_config::names;
-use slidegate_redis::{BreakerState, NodeState};
 
 use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;
@@ -478,7 +478,7 @@ fn changes(page: &mut Page<'_>, admin: &Admin) -> fmt::Result {
 
 fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result {
     let (observer, fleet_differs_for) = (admin.app.observer(), admin.fleet_differs_for());
-    let stats = shared.redis().stats();
+    let stats = shared.store().stats();
     let degraded = u64::from(shared.is_degraded());
     page.value(
         "store_degraded",
@@ -508,7 +508,7 @@ fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result 
     page.total("store_cached_denials", help, stats.cached_denials)?;
     let help = "Calls that reached the store after their deadline and charged nothing";
     page.total("store_late_calls", help, stats.late)?;
-    let errors = stats.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));
+    let errors = stats.errors.iter().map(|(kind, count)| ([("kind", *kind)], *count));
     page.counter("store_errors", "Failed calls to the store, by kind of failure", errors)?;
     let jumps = stats.clock_jumps;
     let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
@@ -522,7 +522,7 @@ fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result 
     page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
     let help = "Duration of requests decided by the store, batched ones included";
     page.histogram("store_decision_duration", help, &observer.store_latency.read())?;
-    nodes(page, &shared.redis().nodes())
+    nodes(page, &shared.store().nodes())
 }
 
 fn nodes(page: &mut Page<'_>, nodes: &[NodeState]) -> fmt::Result {
@@ -536,11 +536,7 @@ fn nodes(page: &mut Page<'_>, nodes: &[NodeState]) -> fmt::Result {
         module,
     )?;
     let states = nodes().flat_map(|(node, [label])| {
-        let states = [
-            (BreakerState::Closed, "closed"),
-            (BreakerState::Open, "open"),
-            (BreakerState::HalfOpen, "half_open"),
-        ];
+        let states = [("closed", "closed"), ("open", "open"), ("half-open", "half_open")];
         states.map(|(state, name)| ([label, ("state", name)], u64::from(node.breaker == state)))
     });
     page.gauge("store_node_breaker", "1 for the current state of the node's circuit breaker", states)?;

@@ -7,24 +7,24 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate::store::{FallbackStats, FallbackStore};
+use slidegate::store::{FallbackStats, FallbackStore, ServiceStore};
 use slidegate::{DecisionSource, Decisions, Error};
-use slidegate_redis::{BreakerState, FailureKind, RedisStore};
 
 use crate::log_limit::{LogLimit, log_limited};
+use crate::stores::KINDS;
 
 /// The store, at `/readyz` and `/v1/status`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct StoreState {
     /// The memory store has no other fields.
-    #[schemars(extend("enum" = ["memory", "redis"]))]
+    #[schemars(extend("enum" = KINDS))]
     pub(crate) kind: &'static str,
     #[serde(flatten)]
-    pub(crate) redis: Option<RedisState>,
+    pub(crate) shared: Option<SharedState>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct RedisState {
+pub(crate) struct SharedState {
     /// Without user names and passwords.
     url: String,
     /// Whether limits are shared: the store executes what decisions need, as the last self-test found.
@@ -83,7 +83,7 @@ struct ClockState {
 /// A shared store, with its health.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shared<'a> {
-    pub(super) store: &'a FallbackStore<RedisStore>,
+    pub(super) store: &'a FallbackStore<dyn ServiceStore>,
     pub(super) health: &'a Health,
 }
 
@@ -144,16 +144,6 @@ impl Default for HealthRecord {
     }
 }
 
-impl Sharing {
-    /// The state shown by a failed self-test.
-    fn after(kind: FailureKind) -> Self {
-        match kind {
-            FailureKind::NoPermission | FailureKind::Authentication | FailureKind::Other => Self::Refused,
-            _ => Self::Unreachable,
-        }
-    }
-}
-
 impl Health {
     fn not_shared(&self) -> MutexGuard<'_, Option<(String, Sharing)>> {
         self.not_shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -179,24 +169,14 @@ impl Health {
 }
 
 impl<'a> Shared<'a> {
-    /// The Redis store, for everything but decisions.
-    pub(crate) fn redis(self) -> &'a RedisStore {
+    /// The store, for everything but decisions.
+    pub(crate) fn store(self) -> &'a dyn ServiceStore {
         self.store.primary()
     }
 
     /// Number and causes of fallback decisions.
     pub(crate) fn fallbacks(self) -> FallbackStats {
         self.store.stats()
-    }
-
-    /// The `hash_tag` attribute, if configured.
-    pub(crate) fn hash_tag(self) -> Option<&'a str> {
-        self.redis().options().hash_tag()
-    }
-
-    /// The store's URL, without secrets.
-    pub(crate) fn url(self) -> String {
-        self.redis().options().to_string()
     }
 
     /// Tests at startup whether limits are shared.
@@ -212,14 +192,9 @@ impl<'a> Shared<'a> {
 
     /// Why limits are not shared. `None` if they are.
     async fn self_test(self) -> Option<(String, Sharing)> {
-        let failure = self.redis().self_test().await.err()?;
-        Some((failure.to_string(), Sharing::after(failure.kind)))
-    }
-
-    /// The restriction of scripts by the servers, if limits are shared nevertheless.
-    pub(crate) fn restriction(self) -> Option<&'static str> {
-        let is_coarse = self.redis().stats().clock_resolution_us > 1;
-        is_coarse.then_some("scripts may not call `time`: charges count for their window and up to 2 ms")
+        let failure = self.store().self_test().await.err()?;
+        let sharing = if failure.is_refusal() { Sharing::Refused } else { Sharing::Unreachable };
+        Some((failure.to_string(), sharing))
     }
 
     /// Why limits are not shared, by the last self-test.
@@ -237,11 +212,8 @@ impl<'a> Shared<'a> {
     /// Announces this instance to the others, with its record if any, and counts them, for the shares of
     /// fallbacks. While the store is unavailable, the last count stays.
     pub(crate) async fn count_instances(self, record: Option<&[u8]>) {
-        let counted = match record {
-            Some(record) => self.redis().publish_instance(record).await,
-            None => self.redis().count_instances().await,
-        };
-        let replaced = self.redis().stats().instances_replaced;
+        let counted = self.store().count_instances(record).await;
+        let replaced = self.store().stats().instances_replaced;
         if self.health.instances_replaced.swap(replaced, Ordering::Relaxed) < replaced {
             log_limited!(
                 WARN,
@@ -261,16 +233,16 @@ impl<'a> Shared<'a> {
     /// Pings often enough to close each healthy node's circuit breaker.
     async fn knock(self) -> Result<(), Error> {
         for _ in 1..KNOCKS {
-            self.redis().ping().await?;
+            self.store().ping().await?;
             tokio::time::sleep(BETWEEN_KNOCKS).await;
         }
-        self.redis().ping().await
+        self.store().ping().await
     }
 
     /// Whether fallbacks may currently decide.
     pub(crate) fn is_degraded(self) -> bool {
         // Replicas are known but never connected to.
-        self.health.away.load(Ordering::Relaxed) || self.redis().nodes().iter().all(|node| !node.connected)
+        self.health.away.load(Ordering::Relaxed) || self.store().nodes().iter().all(|node| !node.connected)
     }
 
     /// Why limits may not be shared, without addresses or error texts.
@@ -289,39 +261,34 @@ impl<'a> Shared<'a> {
     }
 
     /// The state of the store and its nodes.
-    pub(crate) fn state(self) -> RedisState {
-        let nodes = self.redis().nodes().into_iter().map(|node| NodeState {
+    pub(crate) fn state(self) -> SharedState {
+        let nodes = self.store().nodes().into_iter().map(|node| NodeState {
             node: node.node,
             connected: node.connected,
             module: node.has_module,
-            breaker: match node.breaker {
-                BreakerState::Closed => "closed",
-                BreakerState::Open => "open",
-                BreakerState::HalfOpen => "half-open",
-            },
+            breaker: node.breaker,
             reconnects: node.reconnects,
             timeouts: node.timeouts,
         });
-        let (redis, stats) = (self.redis().stats(), self.fallbacks());
+        let (store, stats) = (self.store().stats(), self.fallbacks());
         let (not_shared, sharing) = self.health.not_shared().clone().unzip();
-        let errors = redis.errors.iter().filter(|(_, count)| *count > 0);
-        RedisState {
-            url: self.url().to_owned(),
+        SharedState {
+            url: self.store().url(),
             shared: not_shared.is_none(),
             not_shared,
             refuses_decisions: sharing == Some(Sharing::Refused),
             instances: self.instances(),
-            instances_replaced: redis.instances_replaced,
+            instances_replaced: store.instances_replaced,
             nodes: nodes.collect(),
             fallbacks: stats.fallbacks,
             last_failure: stats.last_failure,
             last_failure_kind: stats.last_failure_kind,
-            errors: errors.map(|(kind, count)| (kind.name(), count)).collect(),
+            errors: store.errors.into_iter().filter(|(_, count)| *count > 0).collect(),
             clock: ClockState {
-                forward_jumps: redis.clock_jumps.forward,
-                backward_jumps: redis.clock_jumps.backward,
-                last_jump_ms: redis.clock_jumps.last_us / 1000,
-                resolution_us: redis.clock_resolution_us,
+                forward_jumps: store.clock_jumps.forward,
+                backward_jumps: store.clock_jumps.backward,
+                last_jump_ms: store.clock_jumps.last_us / 1000,
+                resolution_us: store.clock_resolution_us,
             },
         }
     }
@@ -347,14 +314,14 @@ impl<'a> Shared<'a> {
             );
         }
         let nodes: Vec<_> =
-            self.redis().nodes().into_iter().map(|node| (node.node, node.reconnects)).collect();
+            self.store().nodes().into_iter().map(|node| (node.node, node.reconnects)).collect();
         let has_reconnected = seen.nodes != nodes;
         seen.nodes = nodes;
         let is_away = self.health.away.load(Ordering::Relaxed);
         let answer = match (is_away, new_answers) {
             _ if new_fallbacks > 0 || has_reconnected && !is_away => Ok(()),
             (true, _) => self.knock().await,
-            (false, 0) => self.redis().ping().await,
+            (false, 0) => self.store().ping().await,
             (false, _) => Ok(()),
         };
         let needs_test = is_away || has_reconnected || new_fallbacks > 0;
@@ -376,7 +343,7 @@ impl<'a> Shared<'a> {
             None if new_fallbacks == 0 && self.fallbacks().fallbacks == seen.fallbacks => {
                 self.health.away.store(false, Ordering::Relaxed);
                 if seen.away {
-                    tracing::info!(store = self.url(), "store recovered");
+                    tracing::info!(store = self.store().url(), "store recovered");
                 }
                 (seen.away, seen.sharing) = (false, Sharing::Shared);
             }
@@ -386,7 +353,7 @@ impl<'a> Shared<'a> {
 
     /// Logs settings that silently break limits, as far as the store's user may read them.
     pub(crate) async fn examine(self) {
-        for finding in self.redis().examine().await {
+        for finding in self.store().examine().await {
             tracing::warn!(finding, "the store does not keep limits as it should");
         }
     }

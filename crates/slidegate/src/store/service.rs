@@ -1,0 +1,195 @@
+//! What the service asks of a shared store besides decisions.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::{pending, ready};
+use std::pin::Pin;
+use std::time::Duration;
+
+use super::control_document::{ControlDocument, ControlDocumentId};
+use crate::error::Error;
+use crate::store::failure::StoreFailure;
+
+/// A future of a [`ServiceStore`].
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// How often instances [count](ServiceStore::count_instances) themselves.
+pub const COUNT_INTERVAL: Duration = Duration::from_secs(3);
+
+/// What the service asks of a [`SharedStore`](super::SharedStore) besides decisions: whether limits
+/// are shared, by whom, and what instances tell each other.
+///
+/// The service uses it as `dyn ServiceStore`, so futures are boxed; no decision waits for them. Each
+/// ends within a few seconds, even if the store does not reply.
+pub trait ServiceStore: fmt::Debug + Send + Sync {
+    /// Where the store is, without secrets: `redis://10.0.0.5:6379`.
+    fn url(&self) -> String;
+
+    /// The attribute by which all keys of a request are stored together. By default none.
+    fn hash_tag(&self) -> Option<&str> {
+        None
+    }
+
+    /// Counters since the store was created. By default zeros.
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
+    }
+
+    /// The known servers. While none of them is connected, the service counts as degraded.
+    fn nodes(&self) -> Vec<NodeState>;
+
+    /// Asks every server that accepts writes for a reply. May wait longer than a decision, because
+    /// connections may have to be opened first.
+    ///
+    /// # Errors
+    /// If a server did not reply.
+    fn ping(&self) -> BoxFuture<'_, Result<(), Error>>;
+
+    /// Tests that limits are shared: makes the calls that decisions make, on keys of its own.
+    ///
+    /// # Errors
+    /// If a server is unreachable or refuses a call. The text names the server and the call, and
+    /// [`is_refusal`](StoreFailure::is_refusal) whether somebody has to change the server.
+    fn self_test(&self) -> BoxFuture<'_, Result<(), StoreFailure>>;
+
+    /// How decisions are less exact than usual because the servers restrict calls, as the
+    /// self-test found. By default `None`.
+    fn restriction(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Looks for conditions that silently break limits, such as lost usage. Returns one line per
+    /// finding since the last call, which is made every minute. By default nothing.
+    fn examine(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(ready(Vec::new()))
+    }
+
+    /// The id of this instance in [`instance_records`](Self::instance_records).
+    fn instance_id(&self) -> &str;
+
+    /// Announces this instance, and returns the number of instances on the store, including this
+    /// one: those that called this within the last ten seconds of the store's clock. 1000 means 1000
+    /// or more. Call it every [`COUNT_INTERVAL`], and pass the result to
+    /// [`FallbackStore::share_among`](super::FallbackStore::share_among). A record of at most 4096
+    /// bytes is published for as long as the instance counts.
+    ///
+    /// # Errors
+    /// If the store did not reply, or the record is too large.
+    fn count_instances<'a>(&'a self, record: Option<&'a [u8]>) -> BoxFuture<'a, Result<u64, Error>>;
+
+    /// The published records of live instances, including this one, unordered. At most 1000.
+    ///
+    /// # Errors
+    /// If the store did not reply.
+    fn instance_records(&self) -> BoxFuture<'_, Result<Vec<InstanceRecord>, Error>>;
+
+    /// Claims `what` for a duration, by the store's clock. Returns whether it was unclaimed: exactly
+    /// one of the instances that ask gets true.
+    ///
+    /// # Errors
+    /// If the store did not reply; it may or may not be claimed.
+    fn claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>>;
+
+    /// The control document, or `None` if it is still the `known` one. If there is none, its id [is
+    /// absent](ControlDocumentId::is_absent) and its text is empty. Polled every two seconds, so a
+    /// known document should be cheap.
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a document that slidegate did not write.
+    fn control_document(
+        &self,
+        known: Option<ControlDocumentId>,
+    ) -> BoxFuture<'_, Result<Option<ControlDocument>, Error>>;
+
+    /// Replaces the control document `found`, or its absence, in one step. Returns false if another
+    /// one is stored by now. It never expires, and all instances are
+    /// [notified](Self::control_document_changed).
+    ///
+    /// A store can lose a document, or restore an older one. Give each write a new random
+    /// `revision`, so that two documents of one version differ, and a new random `epoch` after a
+    /// loss.
+    ///
+    /// # Errors
+    /// If the document is larger than a mebibyte or its id [cannot be
+    /// written](ControlDocumentId::is_writable). If the store did not reply; it may or may not be
+    /// written.
+    fn replace_control_document<'a>(
+        &'a self,
+        found: ControlDocumentId,
+        document: &'a ControlDocument,
+    ) -> BoxFuture<'a, Result<bool, Error>>;
+
+    /// Waits until another instance announces a new control document. Announcements can be lost or
+    /// repeated, because the document is also polled. By default there are none.
+    fn control_document_changed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(pending())
+    }
+}
+
+/// The published record of an instance on a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstanceRecord {
+    /// The instance: random, chosen when its store was created.
+    pub id: String,
+    /// Its record, unvalidated: anyone who can write to the store can write it. At most 4096 bytes.
+    pub record: Vec<u8>,
+}
+
+/// Counters of a shared store since it was created.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StoreStats {
+    /// Calls made for decisions.
+    pub calls: u64,
+    /// Checks that joined another check's call.
+    pub batched: u64,
+    /// Checks denied by a cached denial, without a call.
+    pub cached_denials: u64,
+    /// Calls that reached the server after their deadline and charged nothing.
+    pub late: u64,
+    /// Failed calls by [kind](StoreFailure::kind): every kind that the store knows.
+    pub errors: BTreeMap<&'static str, u64>,
+    /// Detected clock jumps of the servers.
+    pub clock_jumps: ClockJumps,
+    /// Resolution of the clock that decides, in microseconds.
+    pub clock_resolution_us: u64,
+    /// Keys evicted by the servers, as found by [`examine`](ServiceStore::examine).
+    pub evicted_keys: u64,
+    /// How often the table of instances contained foreign data and was replaced.
+    pub instances_replaced: u64,
+}
+
+/// Detected clock jumps of a shared store's servers.
+///
+/// A forward jump expires history early, so up to one limit more is admitted; see
+/// `docs/failures.md`. A failover to a server with another clock counts as a jump, and so does a
+/// suspension of the machine that this process runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClockJumps {
+    /// Jumps ahead.
+    pub forward: u64,
+    /// Jumps back.
+    pub backward: u64,
+    /// The size of the last jump in microseconds, negative where it was back; 0 before the first.
+    pub last_us: i64,
+}
+
+/// State of one server of a shared store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeState {
+    /// Address: `10.0.0.5:6379`, or a socket path.
+    pub node: String,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Whether it decides by slidegate's native module.
+    pub has_module: bool,
+    /// Its circuit breaker: `closed` lets calls through, `open` none, `half-open` a few probes.
+    pub breaker: &'static str,
+    /// Reconnects since the first call.
+    pub reconnects: u64,
+    /// Redirections to the server that has the key now (`MOVED` of Redis Cluster).
+    pub moved: u64,
+    /// Redirections of a single call (`ASK` of Redis Cluster).
+    pub ask: u64,
+    /// Calls that got no reply within their deadline.
+    pub timeouts: u64,
+}
