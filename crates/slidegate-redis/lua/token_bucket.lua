@@ -2,7 +2,7 @@
 -- Twin of `src/algorithm/token_bucket.rs`: change both or neither.
 
 --[quota]
-local window, capacity, limit = struct.unpack('<I6I7I7', packed)
+local window, limit, capacity = struct.unpack('<I6I7I7', packed)
 
 --[settle]
 -- The content at the time `at`: `level` is whole cost, `fraction` the rest in cost times

@@ -319,10 +319,7 @@ impl Policy {
     /// Handling of holds that expire unsettled.
     #[must_use]
     pub fn unsettled(&self) -> Unsettled {
-        match self.quota.algorithm() {
-            Algorithm::InFlight => Unsettled::Forget,
-            _ => self.unsettled,
-        }
+        if self.quota.algorithm() == Algorithm::InFlight { Unsettled::Forget } else { self.unsettled }
     }
 
     /// Groups IPv6 addresses of the scope by this prefix length. Default: /56.
