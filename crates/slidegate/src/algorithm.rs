@@ -14,7 +14,6 @@ pub use fixed_window::FixedWindow;
 pub use held::{HeldKey, counts_still, inspect_with_holds};
 pub use in_flight::InFlight;
 pub use log_reply::LogReply;
-pub use saved::describe;
 pub(crate) use saved::{Ages, SavedHold, SavedState};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
@@ -22,7 +21,7 @@ pub use state::{State, VerbEffect, decision, perform};
 pub(crate) use state::{charge, inspect};
 pub use token_bucket::TokenBucket;
 
-use crate::quota::Algorithm;
+use crate::quota::{Algorithm, Quota};
 
 /// The list of algorithms that count a rate. Runs a macro on it, after arguments in parentheses if there are any: the
 /// name of the state type, which is also that of the variant of `Algorithm`, and the name of its files.
@@ -71,3 +70,8 @@ macro_rules! for_algorithm {
     };
 }
 pub use for_algorithm;
+
+/// How a quota counts, for people.
+pub fn describe(quota: &Quota) -> String {
+    for_algorithm!(quota.algorithm(), S => S::describe(quota))
+}

@@ -5,7 +5,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{State, for_algorithm};
+use super::State;
 use crate::hold::{Hold, Holds, Unsettled};
 use crate::quota::Quota;
 
@@ -33,11 +33,6 @@ pub(crate) trait SavedState: State {
 
     /// How this quota counts, for people: the end of `100 per minute, counted by ...`.
     fn describe(quota: &Quota) -> String;
-}
-
-/// How a quota counts, for people.
-pub fn describe(quota: &Quota) -> String {
-    for_algorithm!(quota.algorithm(), S => S::describe(quota))
 }
 
 /// A hold as it is saved.
