@@ -10,7 +10,7 @@ use crate::write::{Bytes, Reader};
 
 /// An algorithm in calls and replies.
 pub trait WireForm: State {
-    /// The algorithm's letter.
+    /// The algorithm's letter. Tickets use `C` and `Q` for something else.
     const LETTER: &'static str;
     /// The state as read from a reply.
     type Reply: State + Send + 'static;
