@@ -49,16 +49,21 @@ pub(crate) struct Assembled {
 
 impl Assembled {
     pub(crate) fn new() -> Self {
-        let opens = Algorithm::ALL.map(|algorithm| {
-            let open = Pieces::of(&["shared", file_of(algorithm), "decide"]).text("open");
-            open.replace("ALGORITHM", letter(algorithm))
-        });
+        let of_each = |file: &str, piece: &str| {
+            Algorithm::ALL.map(|algorithm| {
+                let text = Pieces::of(&["shared", file_of(algorithm), file]).text(piece);
+                text.replace("ALGORITHM", letter(algorithm))
+            })
+        };
+        let opens = of_each("decide", "open");
+        let all_counts_still = of_each("change_holds", "counts_still").concat();
         let decide = |opens: &str| Pieces::of(&["decide"]).with("opens", opens).text("decide");
         let holds = Pieces::of(&["holds"]);
         let all_opens = opens.concat();
         let opens_with_holds = [all_opens.clone(), holds.text("in_flight"), holds.text("tables")].concat();
         let with_holds = |file: &str, piece: &str| {
-            Pieces::of(&["shared", file, "holds"]).with("opens", &opens_with_holds).text(piece)
+            let pieces = Pieces::of(&["shared", file, "holds"]).with("opens", &opens_with_holds);
+            pieces.with("all_counts_still", &all_counts_still).text(piece)
         };
         Self {
             check: Algorithm::ALL.map(|one| Pieces::of(&["shared", file_of(one), "check"]).text("check")),
