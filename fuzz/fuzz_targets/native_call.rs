@@ -7,8 +7,10 @@ use std::borrow::Cow;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
+use slidegate::Algorithm;
+use slidegate::internal::QuotaFields;
 use slidegate_stored::{
-    ChangeCall, DecideCall, Decided, Pair, Requests, UnusableKey, check, decide, quota_of,
+    ChangeCall, DecideCall, Decided, Pair, Requests, UnusableKey, check, decide, lettered_quota, quota_of,
 };
 
 /// The largest count.
@@ -83,18 +85,14 @@ fn push(bytes: &mut Vec<u8>, number: u64, width: usize) {
 
 impl QuotaInput {
     fn bytes(&self) -> Vec<u8> {
-        let letter = b"LWFBP"[usize::from(self.algorithm % 5)];
-        let mut bytes = vec![letter];
+        let all = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).collect::<Vec<_>>();
+        let algorithm = all[usize::from(self.algorithm) % all.len()];
         // A lease has bounds of its own.
-        let (least, most) = if letter == b'P' { LEASES } else { WINDOWS };
-        push(&mut bytes, least + self.window_us % (most - least + 1), 6);
-        push(&mut bytes, self.limit & MOST, 7);
-        match letter {
-            b'L' => push(&mut bytes, 1 + self.own % 2_000, 2),
-            b'B' => push(&mut bytes, self.own & MOST, 7),
-            _ => {}
-        }
-        bytes
+        let (least, most) = if algorithm == Algorithm::InFlight { LEASES } else { WINDOWS };
+        let (window_us, slots) = (least + self.window_us % (most - least + 1), 1 + self.own as u16 % 2_000);
+        let (limit, burst) = (self.limit & MOST, Some(self.own & MOST));
+        let fields = QuotaFields { limit, window_us, burst, algorithm, slots, calendar: None };
+        lettered_quota(&fields.quota().expect("a window in its range"))
     }
 }
 
@@ -105,7 +103,7 @@ impl Hold {
 }
 
 fn decide_call(quotas: &[QuotaInput; 2], costs: &[u32], parts: &[Part]) -> Vec<u8> {
-    let mut call = vec![1, 1];
+    let mut call = vec![2, 1];
     push(&mut call, MOST, 7);
     push(&mut call, costs.len() as u64, 2);
     costs.iter().for_each(|cost| push(&mut call, (*cost).into(), 7));
@@ -133,7 +131,7 @@ fn decide_call(quotas: &[QuotaInput; 2], costs: &[u32], parts: &[Part]) -> Vec<u
 }
 
 fn change_call(quotas: &[QuotaInput; 2], changes: &[Change; 2]) -> Vec<u8> {
-    let mut call = vec![1];
+    let mut call = vec![2];
     push(&mut call, MOST, 7);
     for (quota, change) in quotas.iter().zip(changes) {
         call.extend(quota.bytes());

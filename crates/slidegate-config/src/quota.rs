@@ -5,6 +5,7 @@ use std::time::Duration;
 use lined_config::{Form, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use slidegate::internal::Setting;
 use slidegate::{Algorithm, Calendar, Quota};
 
 use crate::foreign;
@@ -32,7 +33,7 @@ pub struct QuotaSpec {
     /// The day on which the window `week` begins. Default: `monday`.
     pub week_starts: Option<WeekDay>,
     /// How cost is counted: an exact log, two counters, one counter, or a bucket. Default: `sliding-log`.
-    #[schemars(extend("enum" = ["sliding-log", "sliding-window", "fixed-window", "token-bucket"]))]
+    #[schemars(extend("enum" = Algorithm::ALL.map(Algorithm::name)))]
     pub algorithm: Option<Parsed<Algorithm>>,
     /// What a token bucket admits at once. Default: the limit.
     #[schemars(range(min = 1))]
@@ -65,15 +66,15 @@ impl QuotaSpec {
             let (in_flight, lease) = (Some(quota.limit()), Some(Span(quota.window())));
             return Self { in_flight, lease, ..Self::default() };
         }
-        let is_bucket = quota.algorithm() == Algorithm::TokenBucket;
-        let is_log = quota.algorithm() == Algorithm::SlidingLog;
+        let setting = quota.algorithm().setting();
         Self {
             quota: None,
             limit: Some(quota.limit()),
             window: Some(quota.calendar_window().map_or(Window::Length(quota.window()), Window::Calendar)),
             algorithm: Some(Parsed(quota.algorithm())),
-            burst: Some(quota.burst()).filter(|burst| is_bucket && *burst != quota.limit()),
-            slots: Some(quota.slots()).filter(|slots| is_log && *slots != Quota::DEFAULT_SLOTS),
+            burst: Some(quota.burst()).filter(|burst| setting == Setting::Burst && *burst != quota.limit()),
+            slots: Some(quota.slots())
+                .filter(|slots| setting == Setting::Slots && *slots != Quota::DEFAULT_SLOTS),
             ..Self::default()
         }
     }
@@ -225,15 +226,15 @@ impl QuotaSpec {
                 mistake(key, format!("missing {key}: write it, for example `{example}`"));
             }
         }
-        for (key, value, reader) in [
-            ("burst", self.burst, Algorithm::TokenBucket),
-            ("slots", self.slots.map(u64::from), Algorithm::SlidingLog),
-        ] {
+        for (key, value, setting) in
+            [("burst", self.burst, Setting::Burst), ("slots", self.slots.map(u64::from), Setting::Slots)]
+        {
             if value == Some(0) {
                 let message = "must be at least 1; to deny everything write `limit: 0`";
                 mistake(key, format!("invalid {key} `0`: {message}"));
             }
-            if let Some(value) = value.filter(|_| algorithm != reader) {
+            let readers = Algorithm::ALL.into_iter().find(|one| one.setting() == setting);
+            if let Some((value, reader)) = value.zip(readers).filter(|_| algorithm.setting() != setting) {
                 let message = format!(
                     "invalid {key} `{value}`: the algorithm is {algorithm} and only {reader} has {key}; leave it out or \
                      write `algorithm: {reader}`"
@@ -249,7 +250,7 @@ impl QuotaSpec {
                     mistake(key, format!("invalid {key}: {fix}"));
                 }
             }
-            Some(Window::Calendar(_)) if algorithm != Algorithm::FixedWindow => {
+            Some(Window::Calendar(_)) if algorithm.setting() != Setting::Calendar => {
                 let message = format!(
                     "invalid algorithm `{algorithm}`: calendar windows are counted by fixed-window; leave it out, or write the \
                      length of the window, for example `window: 30d`"
@@ -318,8 +319,7 @@ impl Text for Quota {
 }
 
 impl Text for Algorithm {
-    const FORM: Form =
-        form_of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`");
+    const FORM: Form = form_of::<Self>("algorithm", Self::NAMES);
 
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| match foreign::algorithm(text) {

@@ -14,6 +14,12 @@
 --   late.
 -- Layout: docs/redis-layout.md. Rust twin: `HeldKey::change` in `src/algorithm/held.rs`.
 
+--[counts_still]
+counts_still.ALGORITHM = function(packed, cost, made)
+  --@quota
+  --@still
+end
+
 --[change_holds]
 local call, argv = redis.call, ARGV
 local time = call('TIME')
@@ -22,31 +28,16 @@ if now > argv[1] + 0 then return { -1, now } end
 local opens = {}
 --@opens
 --@mul_div
+-- The part of a cost charged at `made` that still counts, by letter: `SavedState::counts_still`. A permit is
+-- returned, not refunded.
+local counts_still = { P = function() return 0 end }
+--@all_counts_still
 -- Changes.
 local SETTLE, SETTLE_PART, CANCEL, REFUND, EXTEND, EXTEND_TIME = 1, 2, 3, 4, 5, 6
 -- Statuses.
 local CHANGED, ALREADY_SETTLED, EXPIRED, DENIED = 1, 2, 3, 4
 -- How long the end of a hold is kept to recognize repeated calls: `hold.rs`.
 local DEFAULT_TTL, LONGEST_TTL = 60000000, 3600000000
-
--- The part of a cost charged at `made` that still counts: `counts_still` in `held.rs`.
-local function counts_still(letter, packed, cost, made)
-  local window, _ = struct.unpack('<I6I7', packed)
-  local age = math.max(now - made, 0)
-  if letter == 'L' then return age < window and cost or 0 end
-  if letter == 'B' then
-    local limit = struct.unpack('<I7', packed, 14)
-    local drained, rest = mul_div(age, limit, window)
-    if rest > 0 then drained = drained + 1 end
-    return math.max(cost - drained, 0)
-  end
-  if window >= 140737488355328 then
-    -- A calendar window; its quota includes the borders.
-    local first, second = struct.unpack('<I7I7', packed, 17)
-    return made >= (now < first and 0 or now < second and first or second) and cost or 0
-  end
-  return letter ~= 'P' and math.floor(made / window) == math.floor(now / window) and cost or 0
-end
 
 local count = #KEYS / 2
 local changes, all_fit = {}, true
@@ -67,7 +58,7 @@ for c = 1, count do
     excess_cost = more - capacity + used
     if more > 0 and excess_cost > 0 then all_fit = false else more = 0 end
   end
-  if kind == REFUND then total = counts_still(letter, packed, total, made) end
+  if kind == REFUND then total = counts_still[letter](packed, total, made) end
   changes[c] = { own = own, holds = holds, save_holds = save_holds, report = report, id = id, place = place,
     kind = kind, total = total, ttl = ttl, amount = amount, is_over = now >= stop, forget = forget == 1,
     is_permit = letter == 'P', more = more, excess_cost = excess_cost, capacity = capacity, window = struct.unpack('<I6', packed) }

@@ -116,3 +116,7 @@ if expires == stop and #value == #raw then
 else
   call('SET', key, value, 'PX', math.ceil((stop - now + slack) / 1000) + 5000)
 end
+
+--[still]
+if first then return made >= (now < first and 0 or now < second and first or second) and cost or 0 end
+return math.floor(made / window) == math.floor(now / window) and cost or 0

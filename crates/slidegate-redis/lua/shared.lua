@@ -45,9 +45,10 @@ found = found % 256 == tag + 16 and counted > 0
 
 --[foreign]
 -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
--- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
+-- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated. TAGS are the first
+-- bytes of all algorithms.
 local first = raw:byte(1)
-if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+if not first or first ~= 31 and not ('TAGS'):find(raw:sub(1, 1), 1, true) then
   wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
 elseif first % 16 == tag - 16 or first == 31 then
   wrong = 'damaged: it has ' .. #raw .. ' bytes'

@@ -257,3 +257,6 @@ else
   call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
     stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
 end
+
+--[still]
+return now - made < window and cost or 0

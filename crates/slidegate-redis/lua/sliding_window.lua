@@ -123,3 +123,6 @@ else
   if current > 0 then ttl_us = ttl_us + window end
   call('SET', key, value, 'PX', math.floor(ttl_us / 1000) + 4000)
 end
+
+--[still]
+return math.floor(made / window) == math.floor(now / window) and cost or 0

@@ -2,7 +2,7 @@
 -- Twin of `src/algorithm/token_bucket.rs`: change both or neither.
 
 --[quota]
-local window, capacity, limit = struct.unpack('<I6I7I7', packed)
+local window, limit, capacity = struct.unpack('<I6I7I7', packed)
 
 --[settle]
 -- The content at the time `at`: `level` is whole cost, `fraction` the rest in cost times
@@ -101,3 +101,8 @@ local ttl_us = used * window / rate + at - now
 if ttl_us > 2305843009213693952 then ttl_us = 2305843009213693952 end
 call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
   'PX', math.floor(ttl_us / 1000) + 4000)
+
+--[still]
+local drained, rest = mul_div(math.max(now - made, 0), limit, window)
+if rest > 0 then drained = drained + 1 end
+return math.max(cost - drained, 0)

@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use redis_once::{ReplyBound, Script};
-use slidegate::internal::{Holds, MAX_HOLDS, NewHold, Part, PerCharge};
+use slidegate::internal::{Holds, MAX_HOLDS, NewHold, Part, PerCharge, Setting};
 use slidegate::store::Charge;
 use slidegate::{
     Algorithm, Decision, Excess, Quota,
@@ -12,7 +12,7 @@ use slidegate::{
 use slidegate_stored::call::{
     CallPart, DecideCall, MAX_PARTS, MAX_REQUESTS, hold_bytes, linger_ms, mode_letters,
 };
-use slidegate_stored::{compact, letter, quota_bytes};
+use slidegate_stored::{letter, lettered_quota, quota_bytes};
 use smallvec::SmallVec;
 
 use crate::names::Names;
@@ -178,7 +178,7 @@ impl Subjects {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
         if let Some(subject) = self.alone().filter(|_| !has_holds && !is_once) {
-            args.push(packed(&subject.quota.sent_at(latest)));
+            args.push(quota_bytes(&subject.quota.sent_at(latest)));
             for same in costs.chunk_by(|one, next| one == next) {
                 args.push(number(subject.own_cost.unwrap_or(same[0])));
                 args.push(number(same.len() as u64));
@@ -200,7 +200,7 @@ impl Subjects {
             args.push(if has_holds {
                 packed_with_holds(&subject.quota.sent_at(latest), subject.hold.as_ref())
             } else {
-                packed(&subject.quota.sent_at(latest))
+                quota_bytes(&subject.quota.sent_at(latest))
             });
             args.push(subject.own_cost.map(number).unwrap_or_default());
         }
@@ -240,10 +240,9 @@ impl Subjects {
     /// With an id it may be a reply under earlier quotas, with longer logs.
     pub(crate) fn reply_bound(&self, is_once: bool, has_holds: bool) -> ReplyBound {
         let tables = if has_holds || is_once { self.0.len() * MOST_TABLE_BYTES } else { 0 };
-        let numbers = self.0.iter().map(|subject| match subject.quota.algorithm() {
-            Algorithm::SlidingLog if is_once => 2 * usize::from(u16::MAX) + KEY_NUMBERS,
-            Algorithm::SlidingLog => 2 * usize::from(subject.quota.max_entries()) + KEY_NUMBERS,
-            _ => KEY_NUMBERS,
+        let numbers = self.0.iter().map(|subject| match most_runs(&subject.quota) {
+            1.. if is_once => 2 * usize::from(u16::MAX) + KEY_NUMBERS,
+            runs => 2 * runs + KEY_NUMBERS,
         });
         ReplyBound::of((2 + numbers.sum::<usize>()) * WIDE_NUMBER_BYTES + tables)
     }
@@ -261,7 +260,7 @@ impl Subjects {
     /// The call in the module's encoding; for a check of one key, the quota.
     pub(crate) fn native_argument(&self, command: NativeCommand, terms: CallTerms<'_>) -> Vec<u8> {
         if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
-            return quota_bytes(&subject.quota.sent_at(terms.latest));
+            return lettered_quota(&subject.quota.sent_at(terms.latest));
         }
         let CallTerms { costs, latest, has_holds, is_once } = terms;
         let mut keys = 0;
@@ -298,10 +297,15 @@ impl Subjects {
     }
 }
 
+/// Maximum number of runs of a log in a reply about a key.
+pub(super) fn most_runs(quota: &Quota) -> usize {
+    if quota.algorithm().setting() == Setting::Slots { quota.max_entries().into() } else { 0 }
+}
+
 /// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
 /// is charged at the end of a hold is kept.
 pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8> {
-    let mut bytes = packed(quota);
+    let mut bytes = quota_bytes(quota);
     if let Some(hold) = hold {
         bytes.extend(hold_bytes(hold));
     }
@@ -309,29 +313,6 @@ pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8
     bytes
 }
 
-/// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian.
-fn packed(quota: &Quota) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(44);
-    let mut push = |number: u64, width: usize| bytes.extend_from_slice(&number.to_le_bytes()[..width]);
-    push(quota.window_code(), 6);
-    push(quota.capacity(), 7);
-    match quota.algorithm() {
-        Algorithm::SlidingWindow | Algorithm::FixedWindow => {
-            push(compact::head(quota.algorithm(), quota.window_code()), 3);
-            quota.borders().into_iter().flatten().for_each(|border| push(border, 7));
-        }
-        Algorithm::TokenBucket => push(quota.limit(), 7),
-        Algorithm::InFlight => {}
-        Algorithm::SlidingLog => {
-            let runs = u64::from(quota.max_entries());
-            push(quota.step_us(), 6);
-            push(u64::from(quota.step_bits()), 1);
-            push(runs, 2);
-            push(quota.limit().min(runs), 2);
-        }
-    }
-    bytes
-}
 /// A check of cost 0 under an enforced policy.
 #[cfg(test)]
 pub(crate) fn check_of_nothing() -> Part {

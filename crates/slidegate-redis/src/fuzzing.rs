@@ -1,10 +1,13 @@
 //! Entry points of the fuzz targets: decode data from servers and other programs.
 
+use std::borrow::Cow;
+
 use redis::Value;
 use slidegate::fuzzing::with_charges;
-use slidegate::internal::Holds;
+use slidegate::internal::{HEADER_BYTES, Holds};
 use slidegate::store::KeyInspection;
-use slidegate::{PolicySet, Quota, Request, clock::Timestamp, verb::Verb};
+use slidegate::{PolicySet, Quota, Request, verb::Verb};
+use slidegate_stored::Pair;
 
 use crate::admin::{control_document as document, inspect, scan};
 use crate::call::{CallTerms, Subjects};
@@ -18,13 +21,17 @@ pub use redis_once::fuzzing::{ReplyFraming, read_topology};
 /// # Errors
 /// If the value is malformed.
 pub fn stored_value(bytes: &[u8], quota: &Quota, now_us: u64, cost: u64) -> Result<KeyInspection, String> {
-    let now = Timestamp::from_micros(now_us);
-    if bytes.first() != Some(&Holds::TAG) {
-        return inspect::read(bytes, Holds::default(), quota, now, cost);
+    let mut pair = Pair { key: Some(Cow::Borrowed(bytes)), usage: None };
+    if pair.has_table() {
+        let holds =
+            bytes.get(29..31).map_or(0, |count| usize::from(u16::from_le_bytes([count[0], count[1]])));
+        let (table, usage) = bytes.split_at(bytes.len().min(HEADER_BYTES + holds * Holds::HOLD_BYTES));
+        pair = Pair {
+            key: Some(Cow::Borrowed(table)),
+            usage: Some(usage).filter(|usage| !usage.is_empty()).map(Cow::Borrowed),
+        };
     }
-    let holds = inspect::held(bytes)?;
-    let usage = bytes.get(Holds::HEADER_BYTES + holds.iter().len() * Holds::HOLD_BYTES..).unwrap_or_default();
-    inspect::read(usage, holds, quota, now, cost)
+    inspect::read(&mut pair, quota, now_us, cost)
 }
 
 /// Decodes a script's reply to a check of these costs: for each the decisions as (allowed, used,

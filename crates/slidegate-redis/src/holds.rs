@@ -12,7 +12,7 @@ use slidegate::reserve::{HoldStatus, Unsettled};
 use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
 use slidegate::{Algorithm, Quota, clock::Timestamp};
 use slidegate_stored::call::{ChangeCall, KeyChange, MAX_PARTS};
-use slidegate_stored::letter;
+use slidegate_stored::{algorithm_of, letter};
 use tokio::time::Instant;
 
 use crate::call::{MOST, packed_with_holds};
@@ -76,9 +76,7 @@ impl<'t> HeldKey<'t> {
             (calendar, name) = (Some(std::str::from_utf8(text).ok()?.parse().ok()?), rest);
         }
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        let of = |algorithm: &Algorithm| letter(*algorithm).as_bytes()[0] == quota[0];
-        let mut algorithms = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]);
-        let algorithm = if calendar.is_some() { Algorithm::FixedWindow } else { algorithms.find(of)? };
+        let algorithm = if calendar.is_some() { Algorithm::FixedWindow } else { algorithm_of(quota[0])? };
         let fields = QuotaFields {
             limit: number(&quota[1..8]),
             window_us: number(&quota[8..15]),

@@ -5,13 +5,15 @@
 
 use redis::Value;
 use slidegate::internal::{
-    FixedWindow, HeldKey, Holds, InFlight, LogReply, NewHold, Part, SlidingWindow, TokenBucket, VerbEffect,
-    all_or_none, decision, perform,
+    HeldKey, Holds, NewHold, Part, State, VerbEffect, all_or_none, decision, for_algorithm, perform,
 };
 use slidegate::{Algorithm, Decision, Quota, clock::Timestamp, verb::Verb};
+use slidegate_stored::WireForm;
 use smallvec::SmallVec;
 
-use crate::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};
+use crate::call::{
+    Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES, most_runs,
+};
 
 /// Bytes of each number in the reply of a script for one key.
 pub(super) const NUMBER_BYTES: usize = 7;
@@ -164,29 +166,45 @@ pub(super) fn number(value: &Value) -> Option<u64> {
 pub(super) struct KeyReply {
     /// The time that the key was settled to, in microseconds.
     settled: u64,
-    state: StateReply,
+    state: Box<dyn StateReply + Send>,
     /// The cost that was refunded.
     refunded: u64,
     /// From the script for holds.
     holds: Option<Holds>,
 }
 
-enum StateReply {
-    Log(LogReply),
-    Window(SlidingWindow),
-    Fixed(FixedWindow),
-    Bucket(TokenBucket),
-    InFlight(InFlight),
+/// The state of a key under any algorithm.
+trait StateReply {
+    /// The decision after `done`, or else after this verb is applied.
+    fn decide(
+        &mut self,
+        on: (&Quota, Timestamp, u64, Option<&mut Holds>),
+        done: Option<VerbEffect>,
+        applied: (Verb, u64, Option<&NewHold>),
+    ) -> Decision;
+}
+
+impl<S: State> StateReply for S {
+    fn decide(
+        &mut self,
+        (quota, now, settled, holds): (&Quota, Timestamp, u64, Option<&mut Holds>),
+        done: Option<VerbEffect>,
+        (verb, cost, new): (Verb, u64, Option<&NewHold>),
+    ) -> Decision {
+        let Some(holds) = holds else {
+            let done = done.unwrap_or_else(|| perform(self, quota, settled, verb, cost));
+            return decision(self, quota, now, settled, done);
+        };
+        let mut key = HeldKey::settled(self, holds, quota, now, settled);
+        let done = done.unwrap_or_else(|| key.perform(verb, cost, new, usize::MAX));
+        key.decision(done)
+    }
 }
 
 impl KeyReply {
     /// Maximum size of a reply about a key from the script for holds.
     pub(super) fn most_bytes(quota: &Quota) -> usize {
-        let runs = match quota.algorithm() {
-            Algorithm::SlidingLog => 2 * usize::from(quota.max_entries()),
-            _ => 0,
-        };
-        (runs + KEY_NUMBERS) * WIDE_NUMBER_BYTES + MOST_TABLE_BYTES
+        (2 * most_runs(quota) + KEY_NUMBERS) * WIDE_NUMBER_BYTES + MOST_TABLE_BYTES
     }
 
     /// Reads a key's reply from the script for holds: its numbers, the header of its table, its
@@ -225,29 +243,14 @@ impl KeyReply {
 
     fn read_numbers(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
         let mut numbers: SmallVec<[u64; 8]> = items(reply)?.iter().map(unsigned).collect::<Result<_, _>>()?;
-        let wrong = || Unreadable(format!("wrong number of fields for a key under {}", quota.algorithm()));
+        let wrong = || Unreadable("no refunded cost for a key".to_owned());
         let refunded = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
-        let state = match (quota.algorithm(), numbers.as_slice()) {
-            (Algorithm::SlidingLog, [_, used, newest, oldest, runs @ ..]) if runs.len().is_multiple_of(2) => {
-                let runs = runs.chunks_exact(2).map(|run| (run[0], run[1])).collect();
-                StateReply::Log(LogReply::new(*used, *newest, *oldest, runs))
-            }
-            (Algorithm::SlidingWindow, [settled, end, previous, current]) => {
-                within_window(quota, *settled, *end)?;
-                StateReply::Window(SlidingWindow::from_parts(*end, *previous, *current))
-            }
-            (Algorithm::FixedWindow, [settled, end, used]) => {
-                within_window(quota, *settled, *end)?;
-                StateReply::Fixed(FixedWindow::from_parts(*end, *used))
-            }
-            (Algorithm::TokenBucket, [settled, level, fraction]) => {
-                StateReply::Bucket(TokenBucket::from_parts(*settled, *level, *fraction))
-            }
-            (Algorithm::InFlight, []) => StateReply::InFlight(InFlight),
-            _ => return Err(wrong()),
-        };
-        let settled = numbers.first().copied().unwrap_or(0);
-        Ok(Self { settled, state, refunded, holds: None })
+        // Of what is in flight, there are no numbers.
+        let (settled, numbers) = numbers.split_first().unwrap_or((&0, &[]));
+        let state = for_algorithm!(quota.algorithm(), S => {
+            Box::new(S::of_numbers(quota, *settled, numbers).map_err(Unreadable)?) as Box<dyn StateReply + Send>
+        });
+        Ok(Self { settled: *settled, state, refunded, holds: None })
     }
 
     pub(super) fn decide(
@@ -263,57 +266,13 @@ impl KeyReply {
             Verb::Refund => Some(VerbEffect::Moved(self.refunded)),
             _ => None,
         };
-        self.decide_as(quota, now, done, verb, cost, new)
+        self.state.decide((quota, now, self.settled, self.holds.as_mut()), done, (verb, cost, new))
     }
 
     /// The decision after this was done by a script.
     pub(super) fn after(&mut self, quota: &Quota, now: Timestamp, done: VerbEffect) -> Decision {
-        self.decide_as(quota, now, Some(done), Verb::Peek, 0, None)
-    }
-
-    fn decide_as(
-        &mut self,
-        quota: &Quota,
-        now: Timestamp,
-        done: Option<VerbEffect>,
-        verb: Verb,
-        cost: u64,
-        new: Option<&NewHold>,
-    ) -> Decision {
-        let Self { settled, holds, .. } = self;
-        macro_rules! on {
-            ($state:expr) => {
-                match holds {
-                    None => {
-                        let done = done.unwrap_or_else(|| perform($state, quota, *settled, verb, cost));
-                        decision($state, quota, now, *settled, done)
-                    }
-                    Some(holds) => {
-                        let mut key = HeldKey::settled($state, holds, quota, now, *settled);
-                        let done = done.unwrap_or_else(|| key.perform(verb, cost, new, usize::MAX));
-                        key.decision(done)
-                    }
-                }
-            };
-        }
-        match &mut self.state {
-            StateReply::Log(state) => on!(state),
-            StateReply::Window(state) => on!(state),
-            StateReply::Fixed(state) => on!(state),
-            StateReply::Bucket(state) => on!(state),
-            StateReply::InFlight(state) => on!(state),
-        }
-    }
-}
-
-/// A script has settled the key, so its time is in the window that ends at `end`.
-fn within_window(quota: &Quota, settled: u64, end: u64) -> Result<(), Unreadable> {
-    const DAY_US: u64 = 86_400_000_000;
-    // Clocks are changed within dates, and after a step back of the server's it may be the next window.
-    let most = quota.calendar_window().map_or(quota.window_us(), |_| 2 * quota.window_us() + DAY_US);
-    match end.checked_sub(settled) {
-        Some(left) if left <= most => Ok(()),
-        _ => Err(Unreadable(format!("a window that ends at {end} for a key at {settled}"))),
+        let on = (quota, now, self.settled, self.holds.as_mut());
+        self.state.decide(on, Some(done), (Verb::Peek, 0, None))
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use redis_once::Script;
 use slidegate::Algorithm;
 
-use self::assemble::{Assembled, code};
+use self::assemble::{Assembled, RATES, code};
 
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../lua/control_document.lua");
@@ -33,8 +33,8 @@ const CLOCK_BY_EXPIRY: &str = include_str!("../lua/clock.lua");
 #[derive(Debug)]
 pub(crate) struct Scripts {
     /// Check one key, by the [position] of its algorithm.
-    pub(crate) check: [Script; 4],
-    decide: [Script; 4],
+    pub(crate) check: [Script; RATES],
+    decide: [Script; RATES],
     decide_all: Script,
     /// Decides any call on keys that may have holds.
     pub(crate) decide_with_holds: Script,
@@ -92,8 +92,6 @@ impl Scripts {
 
 #[cfg(test)]
 mod tests {
-    use slidegate_stored::letter;
-
     use super::*;
 
     /// Every script with a name, by the clock that it reads.
@@ -149,14 +147,5 @@ mod tests {
             assert_eq!(by_expiry.matches("'PEXPIRETIME'").count(), reads, "{name}: {by_expiry}");
             assert!(!by_expiry.contains("'TIME'"), "{name}: {by_expiry}");
         }
-    }
-
-    /// Calls name algorithms by letter, and choose scripts by position.
-    #[test]
-    fn algorithms_have_the_letters_and_the_order_of_calls() {
-        let algorithms = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]);
-        let of = |one: Algorithm| (one.name().replace('-', "_"), letter(one).to_owned());
-        let named = assemble::ALGORITHMS.map(|(name, letter)| (name.to_owned(), letter.to_owned()));
-        assert_eq!(algorithms.map(of).collect::<Vec<_>>(), named);
     }
 }

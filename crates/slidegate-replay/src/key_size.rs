@@ -4,7 +4,8 @@
 //! distributions. Redis' own jemalloc has classes of 8 bytes up to 128, so official images take up to 24
 //! bytes less per key. Later releases take less.
 
-use slidegate::{Algorithm, Excess, MemoryStore, Quota};
+use slidegate::internal::Setting;
+use slidegate::{Excess, MemoryStore, Quota};
 
 /// `sg1:` before the policy's name and a colon after it (docs/redis-layout.md).
 const NAME_BYTES: u64 = 5;
@@ -24,19 +25,9 @@ const BUCKET_BYTES: u64 = 8;
 const MIN_BUCKETS: u64 = 4;
 
 /// Bytes of values (docs/redis-layout.md).
-const COMPACT_BYTES: u64 = 12;
-const WIDE_FIXED_BYTES: u64 = 21;
-const WIDE_SLIDING_BYTES: u64 = 28;
-const BUCKET_VALUE_BYTES: u64 = 27;
 const LOG_HEADER_BYTES: u64 = 48;
 const HOLDS_HEADER_BYTES: u64 = 32;
 const HOLD_BYTES: u64 = 30;
-/// Window units of compact values, in microseconds, and the maximum number of units.
-const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
-const MAX_UNITS: u64 = (1 << 14) - 1;
-/// Maximum usage in compact values.
-const MAX_COMPACT_FIXED: u64 = 1 << 40;
-const MAX_COMPACT_SLIDING: u64 = 1 << 20;
 
 /// Bytes of a key with this many counted requests of this cost: in memory and in Redis.
 pub(crate) fn key_bytes(quota: &Quota, charges: u64, cost: u64) -> [u64; 2] {
@@ -89,15 +80,10 @@ pub fn redis_holds_bytes(holds: usize) -> u64 {
 
 /// `entries`: number and cost of a log's entries.
 fn value_bytes(quota: &Quota, used: u64, entries: (u64, u64)) -> u64 {
-    let is_compact = |most| has_window_code(quota) && used < most;
-    match quota.algorithm() {
-        Algorithm::FixedWindow if is_compact(MAX_COMPACT_FIXED) => COMPACT_BYTES,
-        Algorithm::FixedWindow => WIDE_FIXED_BYTES,
-        Algorithm::SlidingWindow if is_compact(MAX_COMPACT_SLIDING) => COMPACT_BYTES,
-        Algorithm::SlidingWindow => WIDE_SLIDING_BYTES,
-        Algorithm::TokenBucket => BUCKET_VALUE_BYTES,
-        _ => log_value_bytes(quota, entries),
+    if quota.algorithm().setting() == Setting::Slots {
+        return log_value_bytes(quota, entries);
     }
+    slidegate_stored::value_bytes(quota, used.max(1)) as u64
 }
 
 /// Bytes of the hash tables for this many keys and their expiry times.
@@ -124,12 +110,6 @@ fn allocated(bytes: u64) -> u64 {
         9..=128 => bytes.next_multiple_of(16),
         _ => bytes.next_multiple_of(bytes.next_power_of_two() / 8),
     }
-}
-
-fn has_window_code(quota: &Quota) -> bool {
-    let us = u64::try_from(quota.window().as_micros()).unwrap_or(u64::MAX);
-    quota.calendar_window().is_none()
-        && UNITS_US.iter().any(|unit| us.is_multiple_of(*unit) && us / unit <= MAX_UNITS)
 }
 
 /// The header, which has the newest entry, and the ring. A full ring gets space for twice as many entries
@@ -169,7 +149,7 @@ mod tests {
     use std::time::Duration;
 
     use slidegate::{
-        Gate, Policy, PolicySet, Request,
+        Algorithm, Gate, Policy, PolicySet, Request,
         clock::{ManualClock, Timestamp},
     };
 

@@ -3,7 +3,7 @@
 //! Little-endian numbers. A call begins with the version of this format, so that an instance and a
 //! module of different releases never misread each other.
 
-use slidegate::internal::{EndedHold, HoldChange, NewHold, Part};
+use slidegate::internal::{EndedHold, HoldChange, NewHold, Part, Setting};
 use slidegate::reserve::Unsettled;
 use slidegate::{
     Algorithm, Calendar, Excess, Quota,
@@ -11,15 +11,15 @@ use slidegate::{
 };
 use smallvec::SmallVec;
 
-use crate::quota_bytes::{quota_length, read_quota};
-use crate::write::number;
+use crate::quota_bytes::read_quota;
+use crate::write::Reader;
 
 mod bytes;
 
 pub use bytes::{hold_bytes, mode_letters};
 
 /// The version of the format.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Flags of a call: keys may have holds; the first reply is stored.
 const HAS_HOLDS: u8 = 1;
 const IS_ONCE: u8 = 2;
@@ -108,51 +108,22 @@ pub struct KeyChange {
 
 /// How long a hold's final charge is kept after its end, in milliseconds.
 pub fn linger_ms(quota: &Quota) -> u64 {
+    // The module does not know how long the windows of a calendar are.
+    if quota.window_code() >= Calendar::LEAST_CODE {
+        return MOST_LINGER_MS;
+    }
     // Usage lasts up to two windows; that of a bucket until its largest content has drained.
-    let windows = match quota.algorithm() {
-        Algorithm::TokenBucket => quota.max_used().div_ceil(quota.limit().max(1)).max(2),
-        Algorithm::InFlight => 0,
-        // The module does not know how long the windows of a calendar are.
-        _ if quota.window_code() >= Calendar::LEAST_CODE => return MOST_LINGER_MS,
-        _ => 2,
+    let windows = match quota.algorithm().setting() {
+        Setting::Burst => quota.max_used().div_ceil(quota.limit().max(1)).max(2),
+        Setting::Lease => 0,
+        Setting::Nothing | Setting::Slots | Setting::Calendar => 2,
     };
     (windows.saturating_mul(quota.window_us()) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS)
 }
 
-/// Reads the fields of a call, one after the other.
-struct Reader<'c>(&'c [u8]);
-
-impl<'c> Reader<'c> {
-    fn bytes(&mut self, length: usize) -> Option<&'c [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    fn number(&mut self, width: usize) -> Option<u64> {
-        self.bytes(width).map(number)
-    }
-
-    /// A number that scripts can count to.
-    fn count(&mut self) -> Option<u64> {
-        self.number(7).filter(|count| *count <= Quota::MAX_COUNT)
-    }
-
-    fn small(&mut self) -> Option<usize> {
-        self.number(2).and_then(|number| usize::try_from(number).ok())
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        self.bytes(1).map(|bytes| bytes[0])
-    }
-
+impl Reader<'_> {
     fn version(&mut self) -> Option<()> {
         (self.byte()? == VERSION).then_some(())
-    }
-
-    fn quota(&mut self) -> Option<Quota> {
-        let length = quota_length(*self.0.first()?)?;
-        read_quota(self.bytes(length)?)
     }
 
     fn hold(&mut self) -> Option<NewHold> {
@@ -235,7 +206,7 @@ impl CallPart {
             cost => Some(cost).filter(|cost| *cost <= Quota::MAX_COUNT).map(Some)?,
         };
         if key == quotas.len() {
-            quotas.push(fields.quota()?);
+            quotas.push(read_quota(fields)?);
         }
         let quota = *quotas.get(key)?;
         let (verb, is_held) = match mode[0] {
@@ -282,7 +253,7 @@ impl ChangeCall {
             if changes.len() == MAX_PARTS {
                 return None;
             }
-            let quota = fields.quota()?;
+            let quota = read_quota(&mut fields)?;
             changes.push(KeyChange::read(quota, fields.bytes(CHANGE)?)?);
         }
         (!changes.is_empty()).then_some(Self { latest, changes })
@@ -332,6 +303,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::quota_bytes::lettered_quota;
 
     fn part(key: usize, quota: Quota, verb: Verb, hold: Option<NewHold>) -> CallPart {
         let (role, excess) = (Role::Deciding, Excess::Refuse);
@@ -391,7 +363,7 @@ mod tests {
             let read = DecideCall::read(&bytes[..length]);
             assert!(read.is_none_or(|read| read.keys() < valid.keys()), "{length} bytes");
         }
-        for (at, wrong) in [(0, 2), (1, 4), (20 + 7, b'q')] {
+        for (at, wrong) in [(0, 1), (1, 4), (20 + 7, b'q')] {
             let mut other = bytes.clone();
             other[at] = wrong;
             assert_eq!(DecideCall::read(&other), None, "{wrong} at {at}");
@@ -422,15 +394,12 @@ mod tests {
         assert_eq!(ChangeCall::read(&call.bytes()), Some(call.clone()));
         assert_eq!(call.keys(), 6);
         let bytes = call.bytes();
-        for length in (0..bytes.len()).filter(|length| (length - length.min(&8)) % (COMMON + 2 + CHANGE) != 0)
-        {
+        let one = lettered_quota(&changes[0].quota).len() + CHANGE;
+        for length in (0..bytes.len()).filter(|length| (length - length.min(&8)) % one != 0) {
             assert_eq!(ChangeCall::read(&bytes[..length]), None, "{length} bytes");
         }
         assert_eq!(ChangeCall::read(&bytes[..8]), None, "no change");
         let ended = changes[0].ended(1 << 50);
         assert_eq!((ended.is_over, changes[0].ended((1 << 50) - 1).is_over), (true, false));
     }
-
-    /// Bytes of the common part of a quota.
-    const COMMON: usize = 14;
 }

@@ -4,28 +4,19 @@
 //! allocation of 48. Counters that do not fit are stored in the wide form of layout 1. The scripts
 //! read and write the same form; docs/redis-layout.md documents every byte.
 
-use slidegate::{Algorithm, Calendar};
+use slidegate::Calendar;
 
 /// Bytes of a compact value.
-pub const BYTES: usize = 12;
+pub(super) const BYTES: usize = 12;
 /// Units of the window, in microseconds: second, minute, hour, day. The first one that divides the
 /// window is used.
 const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
 /// The maximum number of units: 14 bits, besides the two for the unit.
 const MAX_UNITS: u64 = (1 << 14) - 1;
 
-/// The first byte of an algorithm's compact values: layout 2, and the algorithm's number.
-pub fn tag(algorithm: Algorithm) -> Option<u8> {
-    match algorithm {
-        Algorithm::FixedWindow => Some(0x21),
-        Algorithm::SlidingWindow => Some(0x22),
-        Algorithm::TokenBucket | Algorithm::SlidingLog | Algorithm::InFlight => None,
-    }
-}
-
 /// The code of a window: four times the number of its units, plus the unit. `None` if the window
 /// has none.
-pub fn code(window_us: u64) -> Option<u64> {
+pub(super) fn code(window_us: u64) -> Option<u64> {
     if window_us >= Calendar::LEAST_CODE {
         return None;
     }
@@ -36,17 +27,14 @@ pub fn code(window_us: u64) -> Option<u64> {
 }
 
 /// The window of a code, in microseconds; 0 for an unused code.
-pub fn window_us(code: u64) -> u64 {
+pub(super) fn window_us(code: u64) -> u64 {
     UNITS_US.iter().zip(0..).filter(|(_, unit)| code % 4 == *unit).map(|(us, _)| code / 4 * us).sum()
 }
 
-/// The first three bytes of a compact value of this window, as a number; 0 if there is no compact
+/// The first three bytes of a compact value with this tag and window, as a number; 0 if there is no compact
 /// form.
-pub fn head(algorithm: Algorithm, window: u64) -> u64 {
-    match (tag(algorithm), code(window)) {
-        (Some(tag), Some(code)) => u64::from(tag) | code << 8,
-        _ => 0,
-    }
+pub(super) fn head(tag: u8, window: u64) -> u64 {
+    code(window).map_or(0, |code| u64::from(tag) | code << 8)
 }
 
 #[cfg(test)]
@@ -75,8 +63,7 @@ mod tests {
         assert_eq!((code(1_000), code(1_000_001), code(1_500_000)), (None, None, None));
         assert!((0..4).all(|nothing| window_us(nothing) == 0));
         let longest = u64::try_from(Quota::MAX_WINDOW.as_micros()).unwrap();
-        assert_eq!(head(Algorithm::SlidingWindow, longest), 0x22 | (8_784 * 4 + 2) << 8);
-        assert_eq!(head(Algorithm::FixedWindow, 1_000), 0);
-        assert_eq!(head(Algorithm::TokenBucket, longest), 0);
+        assert_eq!(head(0x22, longest), 0x22 | (8_784 * 4 + 2) << 8);
+        assert_eq!(head(0x21, 1_000), 0);
     }
 }

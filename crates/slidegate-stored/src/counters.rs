@@ -2,12 +2,15 @@
 //!
 //! Like the scripts, uses the compact form if the numbers fit.
 
-use slidegate::internal::{FixedWindow, InFlight, SECOND_US, SlidingWindow, State, TokenBucket};
-use slidegate::{Algorithm, Quota};
+use slidegate::internal::{
+    FixedWindow, InFlight, QuotaFields, SECOND_US, SlidingWindow, State, TokenBucket, micros,
+};
+use slidegate::{Calendar, Quota};
 
 use crate::compact;
+use crate::quota_bytes::WireForm;
 use crate::state::{Before, Numbers, Stored, StoredAs, Unusable};
-use crate::write::{Bytes, Fields, Write, number};
+use crate::write::{Bytes, Fields, Reader, Write, number};
 
 /// Bits of the newer counter of a compact sliding window, and of the older one.
 const COUNTER_BITS: u32 = 20;
@@ -15,18 +18,33 @@ const COUNTER_BITS: u32 = 20;
 const MOST_SECONDS: u64 = u32::MAX as u64;
 
 /// A value in the compact form: its window, its end, and the five bytes of its counts.
-fn compact(algorithm: Algorithm, value: &[u8]) -> Option<(u64, u64, u64)> {
+fn compact(own: u8, value: &[u8]) -> Option<(u64, u64, u64)> {
     let mut fields = Fields(value);
     let tag = fields.byte();
     let (window_us, end, counts) =
         (compact::window_us(fields.next(2)), fields.next(4) * SECOND_US, fields.next(5));
-    let is_own = compact::tag(algorithm) == Some(tag);
-    (is_own && window_us > 0).then_some((window_us, end, counts))
+    (tag == own && window_us > 0).then_some((window_us, end, counts))
+}
+
+/// A script has settled the key, so its time is in the window that ends at `end`.
+fn within_window(quota: &Quota, settled: u64, end: u64) -> Result<(), String> {
+    const DAY_US: u64 = 86_400 * SECOND_US;
+    // Clocks are changed within dates, and after a step back of the server's it may be the next window.
+    let most = quota.calendar_window().map_or(quota.window_us(), |_| 2 * quota.window_us() + DAY_US);
+    match end.checked_sub(settled) {
+        Some(left) if left <= most => Ok(()),
+        _ => Err(format!("a window that ends at {end} for a key at {settled}")),
+    }
+}
+
+/// As many numbers as a state has.
+pub(super) fn exactly<const N: usize>(numbers: &[u64]) -> Result<[u64; N], String> {
+    numbers.try_into().map_err(|_| format!("{} numbers instead of {N} for a key", numbers.len()))
 }
 
 /// The compact form, if the window and the end have one.
-fn write_compact(quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
-    let head = compact::head(quota.algorithm(), quota.window_code());
+fn write_compact(tag: u8, quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
+    let head = compact::head(tag, quota.window_code());
     let fits = head > 0 && end.is_multiple_of(SECOND_US) && end / SECOND_US <= MOST_SECONDS;
     fits.then(|| Bytes::default().with(head, 3).with(end / SECOND_US, 4).with(counts, 5))
 }
@@ -50,16 +68,45 @@ fn in_place_or_whole(bytes: Bytes, before: &Before, end: u64, expire_at_ms: u64)
     }
 }
 
+impl WireForm for FixedWindow {
+    const LETTER: &'static str = "F";
+    type Reply = Self;
+
+    /// The head of a compact value, and of a calendar the borders: when a window begins, and when it and the
+    /// next two end.
+    fn own_fields(quota: &Quota) -> Bytes {
+        let head = Bytes::default().with(compact::head(0x21, quota.window_code()), 3);
+        quota.borders().into_iter().flatten().fold(head, |bytes, border| bytes.with(border, 7))
+    }
+
+    fn read_own_fields(common: QuotaFields, own: &mut Reader<'_>) -> Option<Quota> {
+        own.number(3)?;
+        let code = common.window_us;
+        if code < Calendar::LEAST_CODE {
+            return common.quota();
+        }
+        let borders = [own.number(7)?, own.number(7)?, own.number(7)?, own.number(7)?];
+        let quota = QuotaFields { window_us: micros(Quota::MAX_WINDOW), ..common }.quota()?;
+        borders.is_sorted_by(|one, next| one < next).then(|| quota.with_borders(code, borders))
+    }
+
+    fn of_numbers(quota: &Quota, settled: u64, numbers: &[u64]) -> Result<Self, String> {
+        let [end, used] = exactly(numbers)?;
+        within_window(quota, settled, end)?;
+        Ok(Self::from_parts(end, used))
+    }
+}
+
 impl StoredAs for FixedWindow {
     type Value<'v> = Self;
 }
 
 impl<'v> Stored<'v> for FixedWindow {
-    const NUMBER: u8 = 1;
+    const TAGS: &'static [u8] = &[0x11, 0x21];
 
     fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
         if value.len() == compact::BYTES {
-            let (window_us, end, used) = compact(Algorithm::FixedWindow, value)?;
+            let (window_us, end, used) = compact(0x21, value)?;
             return Some((Self::from_parts(end, used), Some(window_us)));
         }
         let mut fields = Fields(value);
@@ -100,10 +147,31 @@ impl<'v> Stored<'v> for FixedWindow {
 
     fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
         let (end, used) = self.parts();
-        let bytes = (used < 1 << 40).then(|| write_compact(quota, end, used)).flatten();
+        let bytes = (used < 1 << 40).then(|| write_compact(0x21, quota, end, used)).flatten();
         let wide = || Bytes::default().with(0x11, 1).with(quota.window_code(), 6).with(end, 7).with(used, 7);
         let ttl_ms = (end - now + quota.slack_us()).div_ceil(1000) + 5000;
         Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
+    }
+}
+
+impl WireForm for SlidingWindow {
+    const LETTER: &'static str = "W";
+    type Reply = Self;
+
+    /// The head of a compact value.
+    fn own_fields(quota: &Quota) -> Bytes {
+        Bytes::default().with(compact::head(0x22, quota.window_code()), 3)
+    }
+
+    fn read_own_fields(common: QuotaFields, own: &mut Reader<'_>) -> Option<Quota> {
+        own.number(3)?;
+        common.quota()
+    }
+
+    fn of_numbers(quota: &Quota, settled: u64, numbers: &[u64]) -> Result<Self, String> {
+        let [end, previous, current] = exactly(numbers)?;
+        within_window(quota, settled, end)?;
+        Ok(Self::from_parts(end, previous, current))
     }
 }
 
@@ -112,11 +180,11 @@ impl StoredAs for SlidingWindow {
 }
 
 impl<'v> Stored<'v> for SlidingWindow {
-    const NUMBER: u8 = 2;
+    const TAGS: &'static [u8] = &[0x12, 0x22];
 
     fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
         if value.len() == compact::BYTES {
-            let (window_us, end, counts) = compact(Algorithm::SlidingWindow, value)?;
+            let (window_us, end, counts) = compact(0x22, value)?;
             let (previous, current) = (counts >> COUNTER_BITS, counts & ((1 << COUNTER_BITS) - 1));
             return Some((Self::from_parts(end, previous, current), Some(window_us)));
         }
@@ -162,7 +230,7 @@ impl<'v> Stored<'v> for SlidingWindow {
     fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
         let (end, previous, current) = self.parts();
         let fits = previous.max(current) < 1 << COUNTER_BITS;
-        let counts = || write_compact(quota, end, previous << COUNTER_BITS | current);
+        let counts = || write_compact(0x22, quota, end, previous << COUNTER_BITS | current);
         let bytes = fits.then(counts).flatten();
         let wide = || {
             let head = Bytes::default().with(0x12, 1).with(quota.window_us(), 6);
@@ -175,12 +243,31 @@ impl<'v> Stored<'v> for SlidingWindow {
     }
 }
 
+impl WireForm for TokenBucket {
+    const LETTER: &'static str = "B";
+    type Reply = Self;
+
+    /// The capacity.
+    fn own_fields(quota: &Quota) -> Bytes {
+        Bytes::default().with(quota.capacity(), 7)
+    }
+
+    fn read_own_fields(common: QuotaFields, own: &mut Reader<'_>) -> Option<Quota> {
+        QuotaFields { burst: Some(own.count()?), ..common }.quota()
+    }
+
+    fn of_numbers(_quota: &Quota, settled: u64, numbers: &[u64]) -> Result<Self, String> {
+        let [level, fraction] = exactly(numbers)?;
+        Ok(Self::from_parts(settled, level, fraction))
+    }
+}
+
 impl StoredAs for TokenBucket {
     type Value<'v> = Self;
 }
 
 impl<'v> Stored<'v> for TokenBucket {
-    const NUMBER: u8 = 3;
+    const TAGS: &'static [u8] = &[0x13];
 
     fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
         let mut fields = Fields(value);
@@ -231,12 +318,29 @@ impl<'v> Stored<'v> for TokenBucket {
     }
 }
 
+impl WireForm for InFlight {
+    const LETTER: &'static str = "P";
+    type Reply = Self;
+
+    fn own_fields(_quota: &Quota) -> Bytes {
+        Bytes::default()
+    }
+
+    fn read_own_fields(common: QuotaFields, _own: &mut Reader<'_>) -> Option<Quota> {
+        common.quota()
+    }
+
+    fn of_numbers(_quota: &Quota, _settled: u64, numbers: &[u64]) -> Result<Self, String> {
+        exactly::<0>(numbers).map(|_| Self)
+    }
+}
+
 impl StoredAs for InFlight {
     type Value<'v> = Self;
 }
 
 impl<'v> Stored<'v> for InFlight {
-    const NUMBER: u8 = 5;
+    const TAGS: &'static [u8] = &[];
 
     fn read(_value: &'v [u8]) -> Option<(Self, Option<u64>)> {
         Some((Self, None))

@@ -6,17 +6,18 @@
 use std::cell::Cell;
 
 use slidegate::Quota;
-use slidegate::internal::{Entries, Log, SECOND_US, SlidingLog};
+use slidegate::internal::{Entries, Log, LogReply, QuotaFields, SECOND_US, SlidingLog};
 
+use crate::quota_bytes::WireForm;
 use crate::state::{Before, Numbers, Stored, StoredAs, Unusable};
-use crate::write::{Bytes, Fields, Write, number};
+use crate::write::{Bytes, Fields, Reader, Write, number};
 
 /// Bytes of the header.
 const HEADER: usize = 48;
 /// The first byte.
-const TAG: u8 = 0x14;
+pub(super) const TAG: u8 = 0x14;
 /// The first byte of a truncated log.
-const CUT_OFF: u8 = 0x1f;
+pub(super) const CUT_OFF: u8 = 0x1f;
 /// Timestamps in the ring are relative to a time modulo 2 to this.
 const SHIFT_BITS: u32 = 48;
 /// The most bits of a step: those of the longest window.
@@ -95,9 +96,6 @@ fn cost_bytes(cost: u64) -> u8 {
 }
 
 impl StoredEntries<'_> {
-    /// The algorithm's number.
-    pub(super) const NUMBER: u8 = 4;
-
     /// Entries in the ring, from the oldest on.
     fn in_ring(&self) -> u16 {
         self.len.saturating_sub(1).saturating_sub(u16::from(self.pushed.is_some()))
@@ -233,12 +231,41 @@ impl Entries for StoredEntries<'_> {
     }
 }
 
+impl WireForm for SlidingLog {
+    const LETTER: &'static str = "L";
+    /// The log stays in the store.
+    type Reply = LogReply;
+
+    /// The step of its times, and its bits; the maximum number of entries, and how many of them the limit can
+    /// fill.
+    fn own_fields(quota: &Quota) -> Bytes {
+        let most = u64::from(quota.max_entries());
+        let steps = Bytes::default().with(quota.step_us(), 6).with(quota.step_bits().into(), 1);
+        steps.with(most, 2).with(quota.limit().min(most), 2)
+    }
+
+    fn read_own_fields(common: QuotaFields, own: &mut Reader<'_>) -> Option<Quota> {
+        let (step_us, _, most, _) = (own.number(6)?, own.byte()?, own.small()?, own.small()?);
+        let slots = u16::try_from(most).ok()?.checked_sub(u16::from(step_us > 1))?;
+        QuotaFields { slots, ..common }.quota().filter(|quota| quota.step_us() == step_us && slots < u16::MAX)
+    }
+
+    fn of_numbers(_quota: &Quota, _settled: u64, numbers: &[u64]) -> Result<LogReply, String> {
+        let ([used, newest, oldest], entries) = match numbers.split_first_chunk() {
+            Some((sums, entries)) if entries.len().is_multiple_of(2) => (*sums, entries),
+            _ => return Err(format!("{} numbers instead of 3 and pairs for a key", numbers.len())),
+        };
+        let entries = entries.chunks_exact(2).map(|entry| (entry[0], entry[1])).collect();
+        Ok(LogReply::new(used, newest, oldest, entries))
+    }
+}
+
 impl StoredAs for SlidingLog {
     type Value<'v> = Log<StoredEntries<'v>>;
 }
 
 impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
-    const NUMBER: u8 = StoredEntries::NUMBER;
+    const TAGS: &'static [u8] = &[TAG];
 
     fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
         let (header, ring) = value.split_at_checked(HEADER)?;

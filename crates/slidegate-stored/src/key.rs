@@ -6,8 +6,8 @@
 use slidegate::internal::{decision, for_algorithm, perform};
 use slidegate::{Decision, Quota, clock::Timestamp, verb::Verb};
 
-use crate::entries::StoredEntries;
-use crate::state::{Before, Numbers, Stored, Unusable, Value};
+use crate::entries;
+use crate::state::{Before, Numbers, Stored, Unusable, Value, tags};
 use crate::write::Write;
 
 /// Consecutive requests of the same cost.
@@ -148,15 +148,15 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
 }
 
 /// Whether a value that is invalid for an algorithm may be replaced, because it belongs to another
-/// one. A first byte of 31 marks a truncated log.
+/// one.
 fn may_be_replaced<'v, S: Stored<'v>>(value: &[u8]) -> Result<(), Unusable> {
     match value.first() {
         // The scripts read a log by a range, which is empty if there is no value.
-        None if S::NUMBER == StoredEntries::NUMBER => Ok(()),
-        Some(first @ (0x11..=0x14 | 0x21 | 0x22)) if first % 16 != S::NUMBER => Ok(()),
-        Some(0x11..=0x14 | 0x21 | 0x22 | 0x1f) => {
+        None if S::TAGS == [entries::TAG] => Ok(()),
+        Some(first) if S::TAGS.contains(first) || *first == entries::CUT_OFF => {
             Err(Unusable::damaged(&format!("it has {} bytes", value.len())))
         }
+        Some(first) if tags().contains(first) => Ok(()),
         first => {
             let first = first.map_or_else(|| "nil".to_owned(), u8::to_string);
             let message = format!("not of layout 1 or 2: its first byte is {first}");

@@ -10,10 +10,11 @@
 
 pub mod call;
 mod call_key;
-pub mod compact;
+mod compact;
 mod counters;
 mod decide;
 mod entries;
+mod inspect;
 mod key;
 mod pair;
 mod quota_bytes;
@@ -23,9 +24,10 @@ mod write;
 
 pub use call::{ChangeCall, DecideCall};
 pub use decide::{Decided, UnusableKey};
+pub use inspect::inspect;
 pub use key::{Checked, Requests, check, decide};
-pub use pair::{Effect, Pair, Patch};
-pub use quota_bytes::{letter, quota_bytes, quota_of};
+pub use pair::{Effect, Pair, Patch, value_bytes};
+pub use quota_bytes::{WireForm, algorithm_of, letter, lettered_quota, quota_bytes, quota_of};
 pub use reply::{Item, Reply};
-pub use state::{Numbers, Unusable};
-pub use write::{Bytes, Write};
+pub use state::{Numbers, Unusable, tags};
+pub use write::{Bytes, Reader, Write};

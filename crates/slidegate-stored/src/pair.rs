@@ -169,6 +169,19 @@ pub(super) fn holds_cut_off() -> Unusable {
     Unusable::damaged("its holds are cut off")
 }
 
+/// Bytes of the value of a key with this usage, which is in one entry of a log.
+#[must_use]
+pub fn value_bytes(quota: &Quota, used: u64) -> usize {
+    // Any time of whole windows.
+    const NOW_US: u64 = 20_000 * 86_400 * SECOND_US;
+    let write =
+        for_algorithm!(quota.algorithm(), S => charge_at_end::<Value<'_, S>>(None, quota, NOW_US, used));
+    match write {
+        Ok(Some(Write::Value { bytes, .. })) => bytes.len(),
+        _ => 0,
+    }
+}
+
 fn charge_at_end<'v, S: Stored<'v>>(
     value: Option<&'v [u8]>,
     quota: &Quota,

@@ -1,94 +1,72 @@
-//! Encoding of quotas in calls of the module's commands.
+//! Encoding of quotas in calls of scripts and, after the algorithm's letter, of the module's commands.
 //!
-//! 1 byte: the algorithm's letter in scripts; 6: window in microseconds; 7: limit; then for a log 2:
-//! slots, and for a token bucket 7: burst. Little-endian.
-//!
-//! Calendar windows have the letter C, their code instead of the window, and after the limit 4
-//! times 7: when a window begins, and when it and the next two end.
+//! 6: window in microseconds, or the code of a calendar; 7: limit; then the algorithm's own
+//! [fields](WireForm::own_fields). Little-endian. Lua unpacks them in the piece `quota` of the algorithm.
 
-use slidegate::internal::QuotaFields;
-use slidegate::{Algorithm, Calendar, Quota};
+use slidegate::internal::{QuotaFields, State, for_algorithm};
+use slidegate::{Algorithm, Quota};
 
-/// Bytes of the letter, the window and the limit.
-const COMMON: usize = 14;
+use crate::write::{Bytes, Reader};
 
-/// The letter of fixed windows by a calendar.
-const CALENDAR: &[u8] = b"C";
+/// An algorithm in calls and replies.
+pub trait WireForm: State {
+    /// The algorithm's letter. Tickets use `C` and `Q` for something else.
+    const LETTER: &'static str;
+    /// The state as read from a reply.
+    type Reply: State + Send + 'static;
+
+    /// The fields of a quota after its limit.
+    fn own_fields(quota: &Quota) -> Bytes;
+
+    /// Reads the [own fields](Self::own_fields) of a quota. `None` if it is invalid.
+    fn read_own_fields(common: QuotaFields, own: &mut Reader<'_>) -> Option<Quota>;
+
+    /// The state of a key at this time from the numbers that a script replies.
+    ///
+    /// # Errors
+    /// If no script replies them.
+    fn of_numbers(quota: &Quota, settled: u64, numbers: &[u64]) -> Result<Self::Reply, String>;
+}
 
 /// The algorithm's letter in scripts and in the module's commands.
 pub fn letter(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::SlidingLog => "L",
-        Algorithm::SlidingWindow => "W",
-        Algorithm::FixedWindow => "F",
-        Algorithm::TokenBucket => "B",
-        Algorithm::InFlight => "P",
-    }
+    for_algorithm!(algorithm, S => S::LETTER)
 }
 
-/// A quota, as the module decodes it.
+/// The algorithm with this letter.
+pub fn algorithm_of(first: u8) -> Option<Algorithm> {
+    let mut all = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]);
+    all.find(|one| letter(*one).as_bytes() == [first])
+}
+
+/// A quota, as scripts unpack it.
 pub fn quota_bytes(quota: &Quota) -> Vec<u8> {
-    let QuotaFields { limit, slots, algorithm, .. } = quota.fields();
-    let borders = quota.borders();
-    let mut bytes = borders.map_or(letter(algorithm).as_bytes(), |_| CALENDAR).to_vec();
-    bytes.extend_from_slice(&quota.window_code().to_le_bytes()[..6]);
-    bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
-    match algorithm {
-        Algorithm::SlidingLog => bytes.extend_from_slice(&slots.to_le_bytes()),
-        Algorithm::TokenBucket => bytes.extend_from_slice(&quota.burst().to_le_bytes()[..7]),
-        Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::InFlight => {}
-    }
-    for border in borders.into_iter().flatten() {
-        bytes.extend_from_slice(&border.to_le_bytes()[..7]);
-    }
-    bytes
+    let common = Bytes::default().with(quota.window_code(), 6).with(quota.limit(), 7);
+    let own = for_algorithm!(quota.algorithm(), S => S::own_fields(quota));
+    [&*common, &*own].concat()
 }
 
-/// Bytes of a quota that begins with this letter.
-pub(super) fn quota_length(first: u8) -> Option<usize> {
-    let own = match first {
-        b'L' => 2,
-        b'B' => 7,
-        b'W' | b'F' | b'P' => 0,
-        b'C' => 28,
-        _ => return None,
-    };
-    Some(COMMON + own)
+/// A quota, as the module reads it.
+pub fn lettered_quota(quota: &Quota) -> Vec<u8> {
+    [letter(quota.algorithm()).as_bytes(), &quota_bytes(quota)].concat()
 }
 
-/// Reads the quota of a rate. `None` if it is invalid, or its counts are above 2^53 - 1, the
-/// maximum for scripts.
+/// Reads the [lettered](lettered_quota) quota of a rate. `None` if it is invalid, or its counts are above
+/// 2^53 - 1, the maximum for scripts.
 #[must_use]
 pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
-    read_quota(bytes).filter(|quota| quota.algorithm() != Algorithm::InFlight)
+    let mut fields = Reader(bytes);
+    let quota = read_quota(&mut fields)?;
+    (fields.0.is_empty() && quota.algorithm() != Algorithm::InFlight).then_some(quota)
 }
 
 /// Reads the quota of a rate, or a limit on requests in flight.
-pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
-    let number = |from: usize, to: usize| crate::write::number(&bytes[from..to]);
-    if bytes.len() != quota_length(*bytes.first()?)? {
-        return None;
-    }
-    let (window_us, limit) = (number(1, 7), number(7, COMMON));
-    if bytes.starts_with(CALENDAR) {
-        let borders = [number(14, 21), number(21, 28), number(28, 35), number(35, 42)];
-        let is_valid = window_us >= Calendar::LEAST_CODE && borders.is_sorted_by(|one, next| one < next);
-        let quota = Quota::new(limit, Quota::MAX_WINDOW).ok().filter(|_| limit <= Quota::MAX_COUNT)?;
-        let quota = quota.with_algorithm(Algorithm::FixedWindow);
-        return is_valid.then(|| quota.with_borders(window_us, borders));
-    }
-    let is_of = |one: &Algorithm| bytes.starts_with(letter(*one).as_bytes());
-    let algorithm = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).find(is_of)?;
-    let last = number(COMMON, bytes.len());
-    let is_bucket = algorithm == Algorithm::TokenBucket;
-    let burst = is_bucket.then_some(last);
-    let slots = match algorithm {
-        Algorithm::SlidingLog => u16::try_from(last).ok().filter(|slots| *slots < u16::MAX)?,
-        _ => Quota::DEFAULT_SLOTS,
-    };
-    let is_countable = limit.max(burst.unwrap_or(0)) <= Quota::MAX_COUNT;
-    let fields = QuotaFields { limit, window_us, burst, algorithm, slots, calendar: None };
-    fields.quota().filter(|_| is_countable)
+pub(super) fn read_quota(fields: &mut Reader<'_>) -> Option<Quota> {
+    let algorithm = algorithm_of(fields.byte()?)?;
+    let (window_us, limit) = (fields.number(6)?, fields.count()?);
+    let slots = Quota::DEFAULT_SLOTS;
+    let common = QuotaFields { limit, window_us, algorithm, slots, ..QuotaFields::default() };
+    for_algorithm!(algorithm, S => S::read_own_fields(common, fields))
 }
 
 #[cfg(test)]
@@ -111,7 +89,7 @@ mod tests {
                 if algorithm == Algorithm::TokenBucket {
                     quota = quota.with_burst(burst);
                 }
-                let read = quota_of(&quota_bytes(&quota)).unwrap();
+                let read = quota_of(&lettered_quota(&quota)).unwrap();
                 assert_eq!((read.limit(), read.window(), read.capacity()), (limit, window, quota.capacity()));
                 assert_eq!((read.algorithm(), read.max_used()), (algorithm, quota.max_used()));
                 if algorithm == Algorithm::SlidingLog {
@@ -124,7 +102,7 @@ mod tests {
     /// Anybody who may call the command may send anything.
     #[test]
     fn what_is_no_quota_is_refused() {
-        let valid = quota_bytes(&Quota::per_minute(100));
+        let valid = lettered_quota(&Quota::per_minute(100));
         assert!(quota_of(&valid).is_some());
         for length in (0..valid.len()).chain([valid.len() + 1]) {
             let mut bytes = valid.clone();
@@ -140,7 +118,8 @@ mod tests {
         assert_eq!(with(1, &[0; 6]), None, "a window of 0");
         assert_eq!(with(1, &[0xFF; 6]), None, "a window above 366 days");
         assert_eq!(with(7, &[0xFF; 7]), None, "a limit that scripts cannot count");
-        assert_eq!(with(14, &[0; 2]), None, "no slots");
-        assert_eq!(with(14, &[0xFF; 2]), None, "too many slots");
+        assert_eq!(with(21, &[0; 2]), None, "no slots");
+        assert_eq!(with(21, &[0xFF; 2]), None, "too many slots");
+        assert_eq!(with(14, &[2]), None, "a step of other slots");
     }
 }

@@ -1,8 +1,9 @@
 //! States: read from stored values, written to them, and replied.
 
-use slidegate::Quota;
-use slidegate::internal::State;
+use slidegate::internal::{State, for_algorithm};
+use slidegate::{Algorithm, Quota};
 
+use crate::quota_bytes::WireForm;
 use crate::write::{Bytes, Write};
 
 /// Maximum number of numbers in a reply about one key.
@@ -36,7 +37,7 @@ pub(super) struct Before {
 }
 
 /// A state in memory that can be stored.
-pub(super) trait StoredAs {
+pub(super) trait StoredAs: WireForm {
     /// The state as read from a value: a log leaves its entries there.
     type Value<'v>: Stored<'v>;
 }
@@ -46,8 +47,8 @@ pub(super) type Value<'v, S> = <S as StoredAs>::Value<'v>;
 
 /// A state that can be read from a stored value and written to one.
 pub(super) trait Stored<'v>: State {
-    /// The algorithm's number in the first byte.
-    const NUMBER: u8;
+    /// The first bytes of its values.
+    const TAGS: &'static [u8];
 
     /// The state in a value of this algorithm, and its window if the value has it. `None` if the
     /// value is damaged or of another algorithm.
@@ -99,6 +100,12 @@ pub(super) trait Stored<'v>: State {
 
     /// The write that stores the state at this time.
     fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable>;
+}
+
+/// The first bytes of all values of a rate.
+pub fn tags() -> Vec<u8> {
+    let of = |algorithm| for_algorithm!(algorithm, S => Value::<'static, S>::TAGS);
+    Algorithm::ALL.map(of).concat()
 }
 
 impl Numbers {

@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use slidegate::Quota;
 use smallvec::SmallVec;
 
 /// Bytes of a stored value. Those of counters and of a log's header need no allocation.
@@ -98,5 +99,34 @@ impl Fields<'_> {
     pub(super) fn small(&mut self) -> u16 {
         let [low, high, ..] = self.next(2).to_le_bytes();
         u16::from_le_bytes([low, high])
+    }
+}
+
+/// Reads the fields of a call, one after the other: `None` past the end.
+#[derive(Debug)]
+pub struct Reader<'c>(pub(super) &'c [u8]);
+
+impl<'c> Reader<'c> {
+    pub(super) fn bytes(&mut self, length: usize) -> Option<&'c [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    pub(super) fn number(&mut self, width: usize) -> Option<u64> {
+        self.bytes(width).map(number)
+    }
+
+    /// A number that scripts can count to.
+    pub(super) fn count(&mut self) -> Option<u64> {
+        self.number(7).filter(|count| *count <= Quota::MAX_COUNT)
+    }
+
+    pub(super) fn small(&mut self) -> Option<usize> {
+        self.number(2).and_then(|number| usize::try_from(number).ok())
+    }
+
+    pub(super) fn byte(&mut self) -> Option<u8> {
+        self.bytes(1).map(|bytes| bytes[0])
     }
 }

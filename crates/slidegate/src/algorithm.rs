@@ -21,45 +21,57 @@ pub use state::{State, VerbEffect, decision, perform};
 pub(crate) use state::{charge, inspect};
 pub use token_bucket::TokenBucket;
 
-/// Runs a macro on the four algorithms that count a rate: the name of the state type, which is also that of the variant of
-/// `Algorithm`, and a name for a field.
+use crate::quota::{Algorithm, Quota};
+
+/// The list of algorithms that count a rate. Runs a macro on it, after arguments in parentheses if there are any: the
+/// name of the state type, which is also that of the variant of `Algorithm`, and the name of its files.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! for_each_rate {
-    ($run:ident) => {
+    ($run:ident $(($($arguments:tt)*))?) => {
         $run! {
+            $(($($arguments)*))?
             SlidingLog sliding_log, SlidingWindow sliding_window,
             FixedWindow fixed_window, TokenBucket token_bucket
         }
     };
 }
-pub(crate) use for_each_rate;
+pub use for_each_rate;
 
-/// Runs an expression for the state type of an algorithm.
+macro_rules! variants {
+    ($($name:ident $file:ident),*) => {
+        [$(Algorithm::$name),*]
+    };
+}
+
+impl Algorithm {
+    /// Every algorithm that counts a rate, in the order of the documentation.
+    pub const ALL: [Self; 4] = for_each_rate!(variants);
+}
+
+/// Runs an expression for the state type of an algorithm. Must be imported by its name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_algorithm {
-    ($algorithm:expr, $state:ident => $run:expr) => {
+    (($algorithm:expr, $state:ident => $run:expr) $($name:ident $file:ident),*) => {
         match $algorithm {
-            $crate::Algorithm::SlidingLog => {
-                type $state = $crate::internal::SlidingLog;
+            $($crate::Algorithm::$name => {
+                type $state = $crate::internal::$name;
                 $run
-            }
-            $crate::Algorithm::SlidingWindow => {
-                type $state = $crate::internal::SlidingWindow;
-                $run
-            }
-            $crate::Algorithm::FixedWindow => {
-                type $state = $crate::internal::FixedWindow;
-                $run
-            }
-            $crate::Algorithm::TokenBucket => {
-                type $state = $crate::internal::TokenBucket;
-                $run
-            }
+            })*
             $crate::Algorithm::InFlight => {
                 type $state = $crate::internal::InFlight;
                 $run
             }
         }
     };
+    ($algorithm:expr, $state:ident => $run:expr) => {
+        $crate::for_each_rate!(for_algorithm ($algorithm, $state => $run))
+    };
 }
 pub use for_algorithm;
+
+/// How a quota counts, for people.
+pub fn describe(quota: &Quota) -> String {
+    for_algorithm!(quota.algorithm(), S => S::describe(quota))
+}

@@ -86,10 +86,8 @@ impl HoldTerms {
 
     /// How long a hold under this quota lasts.
     pub fn ttl_us(&self, quota: &Quota) -> u64 {
-        self.ttl_us.unwrap_or(match quota.algorithm() {
-            Algorithm::InFlight => quota.window_us(),
-            _ => DEFAULT_TTL_US,
-        })
+        let is_lease = quota.algorithm() == Algorithm::InFlight;
+        self.ttl_us.unwrap_or(if is_lease { quota.window_us() } else { DEFAULT_TTL_US })
     }
 }
 

@@ -57,10 +57,7 @@ pub use store::memory::MemoryStore;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::algorithm::sliding_log::{Entries, Log};
-    pub use crate::algorithm::{
-        FixedWindow, HeldKey, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket, VerbEffect,
-        counts_still, decision, for_algorithm, inspect_with_holds, perform,
-    };
+    pub use crate::algorithm::*;
     pub use crate::all_or_nothing::{Denials, all_or_none, complete};
     pub use crate::charge::{MetQuota, Part, PerCharge};
     pub use crate::decision::Waits;
@@ -72,7 +69,7 @@ pub mod internal {
     };
     pub use crate::key::{HashSeed, KeySpace};
     pub use crate::policy_reset::{Place, ResetCounts};
-    pub use crate::quota::QuotaFields;
+    pub use crate::quota::{QuotaFields, Setting};
     pub use crate::store::poll_once;
     pub use crate::store::set_table::SetTable;
     pub use crate::ticket::TicketPart;

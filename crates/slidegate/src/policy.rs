@@ -136,10 +136,7 @@ impl Policy {
     /// Handling of holds that expire unsettled.
     #[must_use]
     pub fn unsettled(&self) -> Unsettled {
-        match self.quota.algorithm() {
-            Algorithm::InFlight => Unsettled::Forget,
-            _ => self.options.unsettled,
-        }
+        if self.quota.algorithm() == Algorithm::InFlight { Unsettled::Forget } else { self.options.unsettled }
     }
 
     /// The day on which a request's windows begin, if an attribute sets it.

@@ -19,7 +19,7 @@ mod stored;
 mod text;
 mod time_zones;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, Setting};
 pub use calendar::Calendar;
 pub use text::{format_window, parse_window};
 pub use time_zones::time_zone_data;
@@ -97,7 +97,6 @@ pub struct QuotaFields {
     /// Capacity of a token bucket, if it is not the limit.
     pub burst: Option<u64>,
     /// How usage is counted.
-    #[serde(with = "SavedAlgorithm")]
     pub algorithm: Algorithm,
     /// Slots of a sliding window.
     pub slots: u16,
@@ -105,24 +104,13 @@ pub struct QuotaFields {
     pub calendar: Option<Calendar>,
 }
 
-/// [`Algorithm`] as it is saved: by its place in this list, to which new ones are added at the end.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Algorithm")]
-pub(crate) enum SavedAlgorithm {
-    SlidingLog,
-    SlidingWindow,
-    FixedWindow,
-    TokenBucket,
-    InFlight,
-}
-
 impl QuotaFields {
     /// The quota, unless a field is out of its range.
     pub fn quota(self) -> Option<Quota> {
         let Self { window_us, algorithm, slots, .. } = self;
         let window = Duration::from_micros(window_us);
-        let is_window = match algorithm {
-            Algorithm::InFlight => is_lease(window),
+        let is_window = match algorithm.setting() {
+            Setting::Lease => is_lease(window),
             _ => (Quota::MIN_WINDOW..=Quota::MAX_WINDOW).contains(&window),
         };
         (is_window && slots > 0).then(|| Quota::build(self))
@@ -313,12 +301,8 @@ impl Quota {
 
     fn build(fields: QuotaFields) -> Self {
         let QuotaFields { limit, window_us, burst, algorithm, slots, calendar } = fields;
-        let calendar = calendar.filter(|_| algorithm == Algorithm::FixedWindow);
-        let capacity = match algorithm {
-            _ if limit == 0 => 0,
-            Algorithm::TokenBucket => burst.unwrap_or(limit),
-            _ => limit,
-        };
+        let calendar = calendar.filter(|_| algorithm.setting() == Setting::Calendar);
+        let capacity = burst.filter(|_| algorithm.setting() == Setting::Burst && limit > 0).unwrap_or(limit);
         let step_us = if limit <= u64::from(slots) { 1 } else { window_us.div_ceil(u64::from(slots)) };
         let derived = DerivedValues {
             by_window: Divisor::new(window_us),
@@ -391,12 +375,9 @@ impl Quota {
     #[must_use]
     pub fn max_used(&self) -> u64 {
         let largest = self.capacity().max(Self::MAX_COUNT);
-        match self.algorithm {
-            Algorithm::TokenBucket => self.capacity().saturating_add(self.limit.max(1)).min(largest),
-            Algorithm::SlidingLog
-            | Algorithm::SlidingWindow
-            | Algorithm::FixedWindow
-            | Algorithm::InFlight => largest,
+        match self.algorithm.setting() {
+            Setting::Burst => self.capacity().saturating_add(self.limit.max(1)).min(largest),
+            Setting::Nothing | Setting::Slots | Setting::Calendar | Setting::Lease => largest,
         }
     }
 

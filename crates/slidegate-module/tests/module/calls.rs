@@ -38,7 +38,7 @@ pub(crate) struct Quota {
 pub(crate) struct Both {
     pub(crate) server: RedisServer,
     conn: Connection,
-    hashes: [String; 4],
+    hashes: Vec<String>,
     /// Hashes of other scripts, by the address of their text.
     others: HashMap<*const u8, String>,
 }
@@ -65,7 +65,7 @@ impl Quota {
         let Self { limit, window_us, slots, .. } = *self;
         let burst = if limit == 0 { 0 } else { self.burst };
         match self.algorithm {
-            Algorithm::Bucket => bytes(&[(window_us, 6), (burst, 7), (limit, 7)]),
+            Algorithm::Bucket => bytes(&[(window_us, 6), (limit, 7), (burst, 7)]),
             Algorithm::InFlight => bytes(&[(window_us, 6), (limit, 7)]),
             Algorithm::Fixed => bytes(&[(window_us, 6), (limit, 7), (self.head(0x21), 3)]),
             Algorithm::Window => bytes(&[(window_us, 6), (limit, 7), (self.head(0x22), 3)]),
@@ -81,13 +81,7 @@ impl Quota {
 
     /// As the module reads it.
     pub(crate) fn for_module(&self) -> Vec<u8> {
-        let Self { limit, window_us, slots, burst, .. } = *self;
-        let own = match self.algorithm {
-            Algorithm::Log => (slots, 2),
-            Algorithm::Window | Algorithm::Fixed | Algorithm::InFlight => (0, 0),
-            Algorithm::Bucket => (burst, 7),
-        };
-        bytes(&[(self.letter().into(), 1), (window_us, 6), (limit, 7), own])
+        [vec![self.letter()], self.for_script()].concat()
     }
 
     pub(crate) fn letter(&self) -> u8 {
@@ -118,10 +112,11 @@ impl Both {
 
     pub(crate) fn on(server: RedisServer) -> Self {
         let mut conn = server.connect();
-        let hashes = SCRIPTS.check.each_ref().map(|text| {
+        let hashes = SCRIPTS.check.iter().map(|text| {
             let text = format!("#!lua\n{text}");
             conn.call(&["SCRIPT", "LOAD", &text]).unwrap().to_string()
         });
+        let hashes = hashes.collect();
         Self { server, conn, hashes, others: HashMap::new() }
     }
 

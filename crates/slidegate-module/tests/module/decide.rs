@@ -115,7 +115,7 @@ impl Call {
 
     fn for_module_until(&self, prefix: &str, latest: u64) -> Vec<Vec<u8>> {
         let flags = u64::from(self.has_holds) + 2 * u64::from(self.once_ms.is_some());
-        let mut call = bytes(&[(1, 1), (flags, 1), (latest, 7)]);
+        let mut call = bytes(&[(2, 1), (flags, 1), (latest, 7)]);
         call.extend(self.once_ms.iter().flat_map(|once_ms| bytes(&[(*once_ms, 7)])));
         call.extend(bytes(&[(self.costs.len() as u64, 2)]));
         call.extend(self.costs.iter().flat_map(|cost| bytes(&[(*cost, 7)])));

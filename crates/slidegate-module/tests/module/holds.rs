@@ -78,7 +78,7 @@ fn change_by_scripts(both: &mut Both, changes: &[Change], quotas: &[Quota], pref
 
 fn change_by_module(both: &mut Both, changes: &[Change], quotas: &[Quota], prefix: &str) -> Reply {
     let [names, usages] = names(prefix, quotas.len());
-    let mut call = bytes(&[(1, 1), ((1 << 53) - 1, 7)]);
+    let mut call = bytes(&[(2, 1), ((1 << 53) - 1, 7)]);
     for one in changes {
         call.extend(quotas[one.key].for_module());
         call.extend(one.bytes());

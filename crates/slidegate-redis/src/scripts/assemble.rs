@@ -2,9 +2,13 @@
 //!
 //! In `lua/`, a line `--[name]` starts a piece, and a line `--@name` includes it. Text before a
 //! file's first piece is its contract, for readers. The native module's tests include this file, to
-//! compare the module with scripts, so it uses only `std`.
+//! compare the module with scripts, so it uses nothing of its crate.
 
 use std::collections::HashMap;
+
+use slidegate::Algorithm;
+use slidegate::internal::for_each_rate;
+use slidegate_stored::{letter, tags};
 
 macro_rules! files {
     ($($name:literal),*) => {
@@ -12,26 +16,18 @@ macro_rules! files {
     };
 }
 
-/// The files that have pieces.
-const FILES: [(&str, &str); 9] = files![
-    "shared",
-    "sliding_log",
-    "sliding_window",
-    "fixed_window",
-    "token_bucket",
-    "check",
-    "decide",
-    "holds",
-    "change_holds"
-];
-/// The algorithms with their letters in calls; last, limits on requests in flight.
-pub(crate) const ALGORITHMS: [(&str, &str); 5] = [
-    ("sliding_log", "L"),
-    ("sliding_window", "W"),
-    ("fixed_window", "F"),
-    ("token_bucket", "B"),
-    ("in_flight", "P"),
-];
+macro_rules! files_of {
+    ($($state:ident $file:ident),*) => {
+        [$((stringify!($file), include_str!(concat!("../../lua/", stringify!($file), ".lua")))),*]
+    };
+}
+
+/// The number of algorithms.
+pub(crate) const RATES: usize = Algorithm::ALL.len();
+/// The files of the algorithms, in the order of [`Algorithm::ALL`].
+const ALGORITHMS: [(&str, &str); RATES] = for_each_rate!(files_of);
+/// The other files that have pieces.
+const FILES: [(&str, &str); 5] = files!["shared", "check", "decide", "holds", "change_holds"];
 /// Pieces that not every script has.
 const OPTIONAL: [&str; 8] =
     ["needed", "list", "refund_kept", "opens_with_holds", "parts", "verbs", "full", "reserve"];
@@ -40,9 +36,9 @@ const OPTIONAL: [&str; 8] =
 #[derive(Debug)]
 pub(crate) struct Assembled {
     /// Checks one key.
-    pub(crate) check: [String; 4],
+    pub(crate) check: [String; RATES],
     /// Decides calls on keys of one algorithm.
-    pub(crate) decide: [String; 4],
+    pub(crate) decide: [String; RATES],
     /// Decides calls on keys of several algorithms.
     pub(crate) decide_all: String,
     /// Decides calls on any keys that have holds or get some.
@@ -53,25 +49,35 @@ pub(crate) struct Assembled {
 
 impl Assembled {
     pub(crate) fn new() -> Self {
-        let counted = [ALGORITHMS[0], ALGORITHMS[1], ALGORITHMS[2], ALGORITHMS[3]];
-        let opens = counted.map(|(name, letter)| {
-            Pieces::of(&["shared", name, "decide"]).text("open").replace("ALGORITHM", letter)
-        });
+        let of_each = |file: &str, piece: &str| {
+            Algorithm::ALL.map(|algorithm| {
+                let text = Pieces::of(&["shared", file_of(algorithm), file]).text(piece);
+                text.replace("ALGORITHM", letter(algorithm))
+            })
+        };
+        let opens = of_each("decide", "open");
+        let all_counts_still = of_each("change_holds", "counts_still").concat();
         let decide = |opens: &str| Pieces::of(&["decide"]).with("opens", opens).text("decide");
         let holds = Pieces::of(&["holds"]);
         let all_opens = opens.concat();
         let opens_with_holds = [all_opens.clone(), holds.text("in_flight"), holds.text("tables")].concat();
         let with_holds = |file: &str, piece: &str| {
-            Pieces::of(&["shared", file, "holds"]).with("opens", &opens_with_holds).text(piece)
+            let pieces = Pieces::of(&["shared", file, "holds"]).with("opens", &opens_with_holds);
+            pieces.with("all_counts_still", &all_counts_still).text(piece)
         };
         Self {
-            check: counted.map(|(name, _)| Pieces::of(&["shared", name, "check"]).text("check")),
+            check: Algorithm::ALL.map(|one| Pieces::of(&["shared", file_of(one), "check"]).text("check")),
             decide_all: decide(&all_opens),
             decide: opens.map(|opens| decide(&opens)),
             decide_with_holds: with_holds("decide", "decide"),
             change_holds: with_holds("change_holds", "change_holds"),
         }
     }
+}
+
+fn file_of(algorithm: Algorithm) -> &'static str {
+    let at = Algorithm::ALL.iter().position(|one| *one == algorithm).expect("one that counts a rate");
+    ALGORITHMS[at].0
 }
 
 /// Pieces by name, without comments.
@@ -82,7 +88,8 @@ impl Pieces {
     fn of(files: &[&str]) -> Self {
         let mut pieces: HashMap<_, _> = OPTIONAL.map(|name| (name, String::new())).into();
         for file in files {
-            let (_, text) = FILES.iter().find(|(name, _)| name == file).expect("one of the files");
+            let mut all = FILES.iter().chain(&ALGORITHMS);
+            let (_, text) = all.find(|(name, _)| name == file).expect("one of the files");
             // The contract has no name.
             let mut current = String::new();
             for line in text.lines() {
@@ -95,6 +102,8 @@ impl Pieces {
                 }
             }
         }
+        let tags: String = tags().iter().map(|tag| format!("\\{tag:03}")).collect();
+        pieces.entry("foreign").and_modify(|piece| *piece = piece.replace("TAGS", &tags));
         Self(pieces)
     }
 

@@ -74,7 +74,7 @@ struct SetArgs {
     name: String,
     /// Quota, such as `200/1m`
     quota: Option<String>,
-    /// Algorithm: sliding-log, sliding-window, fixed-window or token-bucket
+    /// Algorithm, by its name in the config file
     #[arg(long)]
     algorithm: Option<String>,
     /// Burst of a token bucket

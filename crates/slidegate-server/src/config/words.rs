@@ -36,7 +36,7 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         conditions(policy),
         quota.limit(),
         scope(policy),
-        algorithm(quota)
+        slidegate::internal::describe(quota)
     );
     words += &missing(policy);
     words += &folds(policy);
@@ -142,12 +142,10 @@ fn open_reservations(policy: &Policy) -> usize {
 
 /// A short form of a quota: `100/1m`, or `20 in flight (lease 30s)`.
 pub(crate) fn quota_text(quota: &Quota) -> String {
-    match quota.algorithm() {
-        Algorithm::InFlight => {
-            format!("{} in flight (lease {})", quota.limit(), format_window(quota.window()))
-        }
-        _ => quota.to_string(),
+    if quota.algorithm() == Algorithm::InFlight {
+        return format!("{} in flight (lease {})", quota.limit(), format_window(quota.window()));
     }
+    quota.to_string()
 }
 
 /// The counted cost, as in the config.
@@ -269,31 +267,4 @@ fn scope(policy: &Policy) -> String {
         [] => "for all of them together".to_owned(),
         attributes => format!("for each {}", attributes.join(" and ")),
     }
-}
-
-fn algorithm(quota: &Quota) -> String {
-    match quota.algorithm() {
-        Algorithm::SlidingLog if is_exact(quota) => "exact sliding log".to_owned(),
-        Algorithm::SlidingLog => {
-            let step = quota.window() / u32::from(quota.slots());
-            format!(
-                "sliding log of {} steps: a charge may count {} too long",
-                quota.slots(),
-                format_window(step)
-            )
-        }
-        Algorithm::SlidingWindow => "sliding window of two counters, not exact".to_owned(),
-        Algorithm::FixedWindow if quota.calendar_window().is_some() => {
-            "calendar window: up to twice the limit around its border".to_owned()
-        }
-        Algorithm::FixedWindow => "fixed window: up to twice the limit around its border".to_owned(),
-        Algorithm::TokenBucket => format!("token bucket, {} at once", quota.capacity()),
-        Algorithm::InFlight => {
-            format!("released when settled, or {} after the last heartbeat", format_window(quota.window()))
-        }
-    }
-}
-
-fn is_exact(quota: &Quota) -> bool {
-    quota.limit() <= u64::from(quota.slots())
 }

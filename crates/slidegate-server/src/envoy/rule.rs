@@ -166,8 +166,7 @@ impl Rule {
             let (is_valid, expected) = match key.as_str() {
                 "algorithm" => {
                     self.algorithm = text.and_then(|name| name.parse().ok());
-                    let names = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
-                    (self.algorithm.is_some(), names)
+                    (self.algorithm.is_some(), Algorithm::NAMES)
                 }
                 "excess" => {
                     self.excess = text.and_then(Excess::from_name);

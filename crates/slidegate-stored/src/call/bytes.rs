@@ -11,7 +11,7 @@ use super::{
     CANCEL, CallPart, ChangeCall, DecideCall, EXTEND, EXTEND_TIME, HAS_HOLDS, IS_ONCE, KeyChange, NO_COST,
     REFUND, SETTLE, SETTLE_PART, VERSION,
 };
-use crate::quota_bytes::quota_bytes;
+use crate::quota_bytes::lettered_quota;
 
 /// Letters of a part's mode: verb, enforcement, excess, role, and whether it is denied over the
 /// limit.
@@ -69,7 +69,7 @@ impl DecideCall {
             bytes.extend_from_slice(&mode_letters(part, hold.as_ref()));
             push(&mut bytes, own_cost.unwrap_or(NO_COST), 7);
             if *key == keys {
-                bytes.extend_from_slice(&quota_bytes(quota));
+                bytes.extend_from_slice(&lettered_quota(quota));
                 keys += 1;
             }
             bytes.extend(hold.iter().flat_map(hold_bytes));
@@ -84,7 +84,7 @@ impl ChangeCall {
         let mut bytes = vec![VERSION];
         push(&mut bytes, self.latest, 7);
         for change in &self.changes {
-            bytes.extend_from_slice(&quota_bytes(&change.quota));
+            bytes.extend_from_slice(&lettered_quota(&change.quota));
             bytes.extend_from_slice(&change.bytes());
         }
         bytes

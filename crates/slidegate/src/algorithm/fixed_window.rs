@@ -89,6 +89,15 @@ impl SavedState for FixedWindow {
     fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64) -> u64 {
         if by - after < quota.window_us() { after } else { by }
     }
+
+    fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {
+        if quota.period(made).begin == quota.period(now).begin { cost } else { 0 }
+    }
+
+    fn describe(quota: &Quota) -> String {
+        let windows = quota.calendar_window().map_or("fixed", |_| "calendar");
+        format!("{windows} window: up to twice the limit around its border")
+    }
 }
 
 /// The fields stored in Redis.

@@ -4,6 +4,8 @@
 //! holds, the algorithm alone would have admitted on the real history: usage only falls with time,
 //! and a charge at a later time never counts less.
 
+use super::for_algorithm;
+use super::saved::SavedState;
 use super::state::{NO_MORE_HOLDS_US, State, VerbEffect, charge, inspect, small_step_us};
 use crate::decision::{Decision, HoldBound, Verdict, Waits};
 use crate::hold::{
@@ -270,13 +272,13 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
 
 /// The full usage of a key with holds, with the decision of a peek at `cost`, and the holds that are
 /// left. The times are those of [`HeldKey::settle`].
-pub fn inspect_with_holds<S: State>(
+pub fn inspect_with_holds<S: State, L: HoldList>(
     mut state: S,
-    mut holds: Holds,
+    mut holds: Holds<L>,
     quota: &Quota,
     (now, at): (Timestamp, Timestamp),
     cost: u64,
-) -> (KeyInspection, Holds) {
+) -> (KeyInspection, Holds<L>) {
     if holds.is_empty() {
         return (inspect(state, quota, now, cost), holds);
     }
@@ -289,17 +291,5 @@ pub fn inspect_with_holds<S: State>(
 /// The maximum that still counts of a cost charged at `made`. Both times are by the clock of the
 /// state. A larger refund would remove later charges of others.
 pub fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
-    let age_us = now.as_micros().saturating_sub(made.as_micros());
-    let begin = |time: Timestamp| quota.period(time.as_micros()).begin;
-    let counts = match quota.algorithm() {
-        Algorithm::SlidingLog => age_us < quota.window_us(),
-        Algorithm::SlidingWindow | Algorithm::FixedWindow => begin(made) == begin(now),
-        Algorithm::TokenBucket => {
-            let drained = u128::from(age_us) * u128::from(quota.limit());
-            let drained = drained.div_ceil(u128::from(quota.window_us()));
-            return cost.saturating_sub(u64::try_from(drained).unwrap_or(u64::MAX));
-        }
-        Algorithm::InFlight => false,
-    };
-    if counts { cost } else { 0 }
+    for_algorithm!(quota.algorithm(), S => S::counts_still(quota, cost, made.as_micros(), now.as_micros()))
 }

@@ -5,7 +5,7 @@
 
 use super::saved::{Ages, SavedState};
 use super::state::State;
-use crate::quota::Quota;
+use crate::quota::{Quota, format_window};
 use crate::usage::RecordedCharge;
 
 /// No bytes.
@@ -60,5 +60,13 @@ impl SavedState for InFlight {
 
     fn charged_by(_quota: &Quota, _cost: u64, _after: u64, by: u64) -> u64 {
         by
+    }
+
+    fn counts_still(_quota: &Quota, _cost: u64, _made: u64, _now: u64) -> u64 {
+        0
+    }
+
+    fn describe(quota: &Quota) -> String {
+        format!("released when settled, or {} after the last heartbeat", format_window(quota.window()))
     }
 }

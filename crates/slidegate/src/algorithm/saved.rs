@@ -1,6 +1,6 @@
-//! Saved states: what of a key outlives the process. docs/snapshot-format.md lists it.
+//! Saved states: what of a key outlives the process, and what stores and people need to know of each algorithm.
 //!
-//! Instants are saved as ages, because the clock of the next process starts elsewhere.
+//! docs/snapshot-format.md lists what is saved. //! Instants are saved as ages, because the clock of the next process starts elsewhere.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use super::State;
 use crate::hold::{Hold, Holds, Unsettled};
 use crate::quota::Quota;
 
-/// A state that can be saved.
+/// The state of an algorithm: a state that can be saved.
 pub(crate) trait SavedState: State {
     /// The saved form.
     type Saved: Serialize + DeserializeOwned;
@@ -27,6 +27,12 @@ pub(crate) trait SavedState: State {
     /// The latest time at which a key can have been charged that has used at most this cost and of
     /// which nothing counts from some time on: later than `after`, and not later than `by`.
     fn charged_by(quota: &Quota, cost: u64, after: u64, by: u64) -> u64;
+
+    /// The maximum that still counts of a cost charged at `made`.
+    fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64;
+
+    /// How this quota counts, for people: the end of `100 per minute, counted by ...`.
+    fn describe(quota: &Quota) -> String;
 }
 
 /// A hold as it is saved.

@@ -10,7 +10,7 @@
 
 use super::saved::{Ages, SavedState};
 use super::state::{State, small_step_us};
-use crate::quota::Quota;
+use crate::quota::{Quota, format_window};
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;
 
@@ -177,6 +177,18 @@ impl SavedState for SlidingLog {
 
     fn charged_by(quota: &Quota, _cost: u64, _after: u64, by: u64) -> u64 {
         by.saturating_sub(quota.window_us())
+    }
+
+    fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {
+        if now.saturating_sub(made) < quota.window_us() { cost } else { 0 }
+    }
+
+    fn describe(quota: &Quota) -> String {
+        if quota.step_us() == 1 {
+            return "exact sliding log".to_owned();
+        }
+        let step = format_window(quota.window() / u32::from(quota.slots()));
+        format!("sliding log of {} steps: a charge may count {step} too long", quota.slots())
     }
 }
 

@@ -171,6 +171,14 @@ impl SavedState for SlidingWindow {
         let window = quota.window_us();
         if by - after < window { after.saturating_sub(window) } else { by }
     }
+
+    fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {
+        if quota.period(made).begin == quota.period(now).begin { cost } else { 0 }
+    }
+
+    fn describe(_quota: &Quota) -> String {
+        "sliding window of two counters, not exact".to_owned()
+    }
 }
 
 impl SlidingWindow {

@@ -178,6 +178,16 @@ impl SavedState for TokenBucket {
         let drains_us = quota.by_limit().ceil_wide(u128::from(cost) * u128::from(quota.window_us()));
         if drains_us > MAX_DRAIN_US { by } else { by.saturating_sub(drains_us) }
     }
+
+    fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {
+        let drained = u128::from(now.saturating_sub(made)) * u128::from(quota.limit());
+        let drained = drained.div_ceil(u128::from(quota.window_us()));
+        cost.saturating_sub(u64::try_from(drained).unwrap_or(u64::MAX))
+    }
+
+    fn describe(quota: &Quota) -> String {
+        format!("token bucket, {} at once", quota.capacity())
+    }
 }
 
 #[cfg(test)]

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 
 /// How the cost in a window is counted.
 ///
 /// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures.
-/// Each variant states its error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// Each variant states its error. Snapshots store its place among the variants, so new ones are added at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
     /// The exact sliding window: a log of charges with 4 to 14 bytes each, at most [`Quota::slots`](super::Quota::slots)
     /// of them.
@@ -41,10 +44,22 @@ pub enum Algorithm {
     InFlight,
 }
 
-impl Algorithm {
-    /// Every algorithm that counts a rate, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket];
+/// What of a quota an algorithm reads besides limit and window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// Nothing.
+    Nothing,
+    /// The slots of a log.
+    Slots,
+    /// The burst of a bucket, which then is its capacity; the limit is what drains in a window.
+    Burst,
+    /// A calendar, which then has the borders of its windows.
+    Calendar,
+    /// The window is the lease of a permit.
+    Lease,
+}
 
+impl Algorithm {
     /// The name in configuration files, responses and metrics.
     ///
     /// ```
@@ -53,14 +68,29 @@ impl Algorithm {
     /// ```
     #[must_use]
     pub const fn name(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// What it reads of a quota besides limit and window.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn setting(self) -> Setting {
+        self.facts().1
+    }
+
+    const fn facts(self) -> (&'static str, Setting) {
         match self {
-            Self::SlidingLog => "sliding-log",
-            Self::SlidingWindow => "sliding-window",
-            Self::FixedWindow => "fixed-window",
-            Self::TokenBucket => "token-bucket",
-            Self::InFlight => "in-flight",
+            Self::SlidingLog => ("sliding-log", Setting::Slots),
+            Self::SlidingWindow => ("sliding-window", Setting::Nothing),
+            Self::FixedWindow => ("fixed-window", Setting::Calendar),
+            Self::TokenBucket => ("token-bucket", Setting::Burst),
+            Self::InFlight => ("in-flight", Setting::Lease),
         }
     }
+
+    /// The names of [`ALL`](Self::ALL), as errors list them.
+    #[doc(hidden)]
+    pub const NAMES: &'static str = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
 }
 
 impl fmt::Display for Algorithm {
@@ -74,10 +104,21 @@ impl FromStr for Algorithm {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|algorithm| text.eq_ignore_ascii_case(algorithm.name())).ok_or_else(|| {
-            Error::quota(format!(
-                "invalid algorithm `{text}`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`"
-            ))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| text.eq_ignore_ascii_case(algorithm.name()))
+            .ok_or_else(|| Error::quota(format!("invalid algorithm `{text}`: must be {}", Self::NAMES)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who mistypes an algorithm must learn of every one.
+    #[test]
+    fn errors_list_all_names() {
+        let [first @ .., last] = Algorithm::ALL.map(|one| format!("`{one}`"));
+        assert_eq!(Algorithm::NAMES, format!("{} or {last}", first.join(", ")));
     }
 }

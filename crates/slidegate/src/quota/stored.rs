@@ -1,6 +1,6 @@
 //! Quotas as shared stores know them: by the numbers that a call or a stored value carries.
 
-use super::{Algorithm, Borders, Calendar, Quota, QuotaFields};
+use super::{Borders, Calendar, Quota, QuotaFields, Setting};
 
 impl Quota {
     /// A fixed window by another process's calendar, with its code.
@@ -16,7 +16,7 @@ impl Quota {
     /// The quota for usage counted in a window with this code that ends at `end`. `None` if there
     /// is no such window.
     pub fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
-        if code >= Calendar::LEAST_CODE && self.algorithm == Algorithm::FixedWindow {
+        if code >= Calendar::LEAST_CODE && self.algorithm.setting() == Setting::Calendar {
             return Some(self.with_borders(code, [0, end, u64::MAX, u64::MAX]));
         }
         QuotaFields { window_us: code, calendar: None, ..self.fields() }.quota()
@@ -36,8 +36,8 @@ impl Quota {
         if capacity >= self.capacity() {
             return *self;
         }
-        let (limit, burst) = match self.algorithm {
-            Algorithm::TokenBucket => (self.limit, Some(capacity)),
+        let (limit, burst) = match self.algorithm.setting() {
+            Setting::Burst => (self.limit, Some(capacity)),
             _ => (capacity, self.burst),
         };
         Self::build(QuotaFields { limit, burst, ..self.fields() })
@@ -47,8 +47,8 @@ impl Quota {
     /// leases stay as they are: they begin and end on the clock.
     pub fn widened(self, us: u64) -> Self {
         let fields = self.fields();
-        match self.algorithm {
-            Algorithm::FixedWindow | Algorithm::InFlight => self,
+        match self.algorithm.setting() {
+            Setting::Calendar | Setting::Lease => self,
             _ => QuotaFields { window_us: fields.window_us + us, ..fields }.quota().unwrap_or(self),
         }
     }

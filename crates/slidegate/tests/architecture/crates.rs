@@ -15,7 +15,7 @@ const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate-http", &["slidegate"], Some(HTTP)),
     ("slidegate-module", &["slidegate", "slidegate-stored"], Some(MODULE)),
     ("slidegate-redis", &["slidegate", "redis-once", "slidegate-stored"], Some(REDIS)),
-    ("slidegate-replay", &["slidegate", "slidegate-http"], Some(REPLAY)),
+    ("slidegate-replay", &["slidegate", "slidegate-http", "slidegate-stored"], Some(REPLAY)),
     (
         "slidegate-server",
         &[
@@ -131,12 +131,13 @@ const STORED: &Table = &[
     ("reply", &[]),
     ("write", &[]),
     ("quota_bytes", &["write"]),
-    ("state", &["write"]),
+    ("state", &["quota_bytes", "write"]),
     ("call", &["quota_bytes", "write"]),
-    ("counters", &["compact", "state", "write"]),
-    ("entries", &["state", "write"]),
+    ("counters", &["compact", "quota_bytes", "state", "write"]),
+    ("entries", &["quota_bytes", "state", "write"]),
     ("key", &["entries", "state", "write"]),
     ("pair", &["call", "key", "state", "write"]),
+    ("inspect", &["key", "pair", "state"]),
     ("call_key", &["key", "pair", "reply", "state", "write"]),
     ("decide", &["call", "call_key", "pair", "reply", "state", "write"]),
 ];

@@ -7,6 +7,7 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use slidegate::internal::Setting;
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::Mode;
@@ -134,7 +135,7 @@ impl Numbers {
             window_ms: millis_ceil(quota.window()),
             calendar: quota.calendar_window().map(|calendar| calendar.to_string()),
             algorithm: quota.algorithm().name(),
-            burst: (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+            burst: (quota.algorithm().setting() == Setting::Burst).then(|| quota.burst()),
         }
     }
 }

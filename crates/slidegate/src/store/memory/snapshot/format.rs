@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algorithm::SavedHold;
 use crate::key::KeyId;
-use crate::quota::{Algorithm, QuotaFields, SavedAlgorithm};
+use crate::quota::{Algorithm, QuotaFields};
 
 /// The first bytes of every snapshot.
 pub(super) const MAGIC: [u8; 8] = *b"slidgate";
@@ -38,7 +38,6 @@ pub(in crate::store::memory) enum Record {
     /// The usage of a key. Its state follows.
     Usage {
         key: SavedKey,
-        #[serde(with = "SavedAlgorithm")]
         algorithm: Algorithm,
         /// Whether it was used more than once, and is evicted late.
         is_repeated: bool,
