@@ -393,27 +393,6 @@ mod tests {
         assert_eq!(fields(HeaderOptions::default()), [fields(DRAFT_10), fields(EPOCH)].concat());
     }
 
-    /// A client under five policies has to know which one will deny it first.
-    #[test]
-    fn every_policy_that_applies_is_an_item_in_draft_10() {
-        let hours = [1, 2, 3, 4, 5];
-        let policies = hours.map(|h| policy(&format!("p{h}"), format!("5/{h}h").parse().unwrap()));
-        let (gate, _clock) = gate(policies);
-        let headers = DRAFT_10.headers(&gate.check(&Request::new()));
-        assert_eq!(
-            headers[0].1,
-            r#""p1";q=5;w=3600, "p2";q=5;w=7200, "p3";q=5;w=10800, "p4";q=5;w=14400, "p5";q=5;w=18000"#
-        );
-        let names = ["p1", "p2", "p3", "p4", "p5"];
-        let windows = hours.map(|h| h * 3600);
-        let policies: Vec<_> =
-            names.iter().zip(windows).map(|(name, w)| item(name, &[("q", 5), ("w", w)])).collect();
-        let limits: Vec<_> =
-            names.iter().zip(windows).map(|(name, t)| item(name, &[("r", 4), ("t", t)])).collect();
-        assert_eq!(items(&headers[0].1), policies);
-        assert_eq!(items(&headers[1].1), limits);
-    }
-
     /// The older forms have room for one policy: the one that binds the client.
     #[test]
     fn forms_of_one_policy_tell_the_strictest() {
@@ -485,24 +464,6 @@ mod tests {
         assert_eq!(headers[1].1, r#""p";r=5"#);
         assert_eq!(headers[4], ("x-ratelimit-reset", "1000000000".into()));
         assert_eq!(DELTA.headers_of("p", &limiter.quota(), &denied)[2].1, "0");
-    }
-
-    /// Clients must not see what a shadow policy would decide.
-    #[test]
-    fn shadow_policies_are_not_told() {
-        let (gate, _clock) = gate([
-            policy("trial", Quota::per_minute(1)).with_enforced(false),
-            policy("real", Quota::per_minute(5)),
-            policy("trial-per-user", Quota::per_minute(1)).with_scope(["user"]).with_enforced(false),
-        ]);
-        let request = Request::new().with("user", "alice");
-        let _ = gate.check(&request);
-        let headers = HeaderOptions::default().headers(&gate.check(&request));
-        assert_eq!(headers[0].1, r#""real";q=5;w=60"#);
-        assert_eq!(headers[1].1, r#""real";r=3;t=60"#);
-        assert_eq!(headers.len(), 5);
-        let (gate, _clock) = self::gate([policy("trial", Quota::per_minute(0)).with_enforced(false)]);
-        assert!(HeaderOptions::default().headers(&gate.check(&request)).is_empty());
     }
 
     /// A paying customer who is shown the default limit would slow down for no reason.

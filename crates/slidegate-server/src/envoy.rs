@@ -392,21 +392,4 @@ mod tests {
         ));
         assert!(matches!(envoy.lookup("test-domain", &[], None), Lookup::NoMatch { domain_found: true }));
     }
-
-    /// Operators compare `/rlconfig` with envoyproxy/ratelimit's.
-    #[test]
-    fn the_dump_has_one_line_per_limit() {
-        let dump = read(LEVELS).dump();
-        let lines: Vec<_> = dump.lines().collect();
-        assert_eq!(
-            lines[0],
-            "test-domain.key1_value1.subkey1: unit=SECOND requests_per_unit=5, shadow_mode: false, quota_mode: false"
-        );
-        assert_eq!(
-            lines[8],
-            "test-domain.key6: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false"
-        );
-        assert_eq!(lines.len(), 10, "{dump}");
-        assert!(dump.ends_with("requests_per_unit=70, shadow_mode: false, quota_mode: false\n"));
-    }
 }

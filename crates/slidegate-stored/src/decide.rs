@@ -310,7 +310,11 @@ mod tests {
                 KeyChange { quota: *quota, id, change, amount: 3, until, unsettled, made }
             });
             let call = ChangeCall { latest: Quota::MAX_COUNT, changes: changes.collect() };
-            return (None, ChangeCall::read(&call.bytes()));
+            let bytes = call.bytes();
+            let read = ChangeCall::read(&bytes);
+            assert_eq!(ChangeCall::read(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(read.as_ref().map(ChangeCall::bytes), Some(bytes));
+            return (None, read);
         }
         let mut parts = SmallVec::<[CallPart; 4]>::new();
         for (key, quota) in quotas.iter().enumerate() {
@@ -333,7 +337,9 @@ mod tests {
         }
         let costs = [step.cost].as_slice().into();
         let call = DecideCall { latest: Quota::MAX_COUNT, has_holds: true, once_ms: None, costs, parts };
-        (DecideCall::read(&call.bytes()), None)
+        let read = DecideCall::read(&call.bytes());
+        assert_eq!(read.as_ref().map(DecideCall::bytes), Some(call.bytes()));
+        (read, None)
     }
 
     fn run(

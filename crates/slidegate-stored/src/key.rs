@@ -284,32 +284,5 @@ mod tests {
                 None => {}
             }
         }
-
-        /// The commands that decide one request, and those that check, must be one limiter.
-        #[test]
-        fn a_check_charges_what_a_decision_allows(
-            quota in quotas(),
-            steps in proptest::collection::vec((0u64..90_000_000, 0u64..5), 1..20),
-        ) {
-            let (mut stored, mut now) = (None::<Vec<u8>>, NOW_US);
-            for (after, cost) in steps {
-                now += after;
-                let checked = check(stored.as_deref(), &quota, now, &[Requests { cost, count: 1 }]).unwrap();
-                let (decision, write) = decide(stored.as_deref(), &quota, now, cost).unwrap();
-                prop_assert_eq!(checked.numbers.as_bytes()[0], u8::from(decision.is_allowed()));
-                prop_assert_eq!(&checked.write, &write);
-                match write {
-                    Some(Write::Value { bytes, .. }) => stored = Some(bytes.to_vec()),
-                    Some(Write::Patch { head, entry, .. }) => {
-                        let value = stored.as_mut().unwrap();
-                        if let Some((from, entry)) = entry {
-                            value[from..from + entry.len()].copy_from_slice(&entry);
-                        }
-                        value[..head.len()].copy_from_slice(&head);
-                    }
-                    None => {}
-                }
-            }
-        }
     }
 }

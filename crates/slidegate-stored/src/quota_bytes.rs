@@ -71,33 +71,8 @@ pub(super) fn read_quota(fields: &mut Reader<'_>) -> Option<Quota> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use super::*;
-
-    /// An instance and the module may be of different releases: neither may misread the other.
-    #[test]
-    fn a_quota_is_read_as_it_was_sent() {
-        for algorithm in Algorithm::ALL {
-            for (limit, window, burst, slots) in [
-                (0, Duration::from_millis(1), 0, 1),
-                (100, Duration::from_secs(60), 250, 1024),
-                (Quota::MAX_COUNT, Quota::MAX_WINDOW, Quota::MAX_COUNT, u16::MAX - 1),
-            ] {
-                let quota = Quota::new(limit, window).unwrap().with_slots(slots);
-                let mut quota = quota.with_algorithm(algorithm);
-                if algorithm == Algorithm::TokenBucket {
-                    quota = quota.with_burst(burst);
-                }
-                let read = quota_of(&lettered_quota(&quota)).unwrap();
-                assert_eq!((read.limit(), read.window(), read.capacity()), (limit, window, quota.capacity()));
-                assert_eq!((read.algorithm(), read.max_used()), (algorithm, quota.max_used()));
-                if algorithm == Algorithm::SlidingLog {
-                    assert_eq!(read.slots(), quota.slots());
-                }
-            }
-        }
-    }
 
     /// Anybody who may call the command may send anything.
     #[test]

@@ -194,6 +194,27 @@ impl Server {
         self.process.stderr.take().expect("its log is piped")
     }
 
+    /// The value of a metric, which may have labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        let page = self.get("/metrics").body;
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().expect("a number")
+    }
+
+    /// The same of a metric that counts.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn count(&self, name: &str) -> u64 {
+        self.metric(name) as u64
+    }
+
+    /// Where a listener of this name listens, without its scheme.
+    pub fn address_of(&self, listener: &str) -> &str {
+        let line = self.greeting.lines().find_map(|line| line.strip_prefix(listener)?.strip_prefix(' '));
+        let url = line.unwrap_or_else(|| panic!("no {listener} in {}", self.greeting));
+        let address = url.split_once("://").expect("a URL").1;
+        address.split([',', ' ']).next().unwrap_or_default()
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         self.process.wait().expect("the server ends")
@@ -209,6 +230,35 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// What `slidegate token new` makes.
+#[derive(Debug, Clone)]
+pub struct Token {
+    /// What a client sends.
+    pub secret: String,
+    /// Its digest, as files have it.
+    pub sha256: String,
+    /// What the environment has of it: name, scope and digest.
+    pub entry: String,
+}
+
+impl Token {
+    /// A new one of this name and scope.
+    pub fn new(name: &str, scope: &str) -> Self {
+        let made = run(&["token", "new", "--name", name, "--scope", scope]);
+        assert!(made.status.success(), "{}", text(&made.stderr));
+        let made = text(&made.stdout);
+        let of = |start: &str| made.lines().find_map(|line| line.strip_prefix(start)).expect(start).trim();
+        let entry = of("environment ").strip_prefix("SLIDEGATE_ADMIN_TOKENS=").expect("a variable");
+        let sha256 = entry.rsplit(':').next().unwrap_or_default().to_owned();
+        Self { secret: of("token ").to_owned(), sha256, entry: entry.to_owned() }
+    }
+
+    /// The line of a header that has it.
+    pub fn header(&self) -> String {
+        format!("authorization: Bearer {}\r\n", self.secret)
     }
 }
 

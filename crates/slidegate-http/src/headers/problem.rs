@@ -312,17 +312,6 @@ mod tests {
         );
     }
 
-    /// If a program names a removed policy, the program is at fault, not its client. The client
-    /// learns nothing about the policies.
-    #[test]
-    fn a_policy_that_cannot_decide_is_an_error_of_the_server() {
-        let (gate, _clock) = gate([policy("secret-plan", "5/1m")]);
-        let body = parsed(&problem_json(&gate.check(&Request::new().under("typo"))).unwrap());
-        assert_eq!((&body["status"], &body["type"]), (&json!(500), &json!("about:blank")));
-        assert_eq!(body["violated-policies"], json!([]));
-        assert!(!body.to_string().contains("secret-plan"), "{body}");
-    }
-
     /// A limiter's denial has the same body as a gate's.
     #[test]
     fn a_limiter_has_problems_too() {

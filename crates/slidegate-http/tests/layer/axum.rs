@@ -1,18 +1,16 @@
 //! Around axum routes, over real sockets: attributes from axum, and extractors for handlers.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use ::axum::Router;
 use ::axum::body::Body;
 use ::axum::extract::ConnectInfo;
 use ::axum::routing::{get, post};
-use slidegate::{Gate, Request};
 use slidegate_http::client_addr::{ClientAddr, Resolved, Source, Trust, TrustedProxies};
-use slidegate_http::layer::{Attribute, Limited, NotLimited, RateLimitLayer, Refund};
+use slidegate_http::layer::{Attribute, Limited, NotLimited, RateLimitLayer};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 use tower::ServiceExt;
 
 use crate::{gate, policy};
@@ -158,56 +156,6 @@ async fn a_handler_without_a_layer_is_told_what_is_missing() {
         "no client address in the request: the `RateLimitLayer` of the route has no rule for it; add \
          `.client_addr(...)`"
     );
-}
-
-/// The cost used by a client that disconnects before the response.
-async fn used_after_leaving(refund: Refund) -> u64 {
-    let (gate, _clock) = gate([policy("per-ip", "10/1m").with_scope(["ip"])]);
-    let limits = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
-    let layer = limits.refund(refund).build().unwrap();
-    let [arrived, dropped] = [(); 2].map(|()| Arc::new(Notify::new()));
-    let (says_arrived, says_dropped) = (Arc::clone(&arrived), Arc::clone(&dropped));
-    let slow = move || {
-        let dropping = Dropping(Arc::clone(&says_dropped));
-        says_arrived.notify_one();
-        async move {
-            let _dropping = dropping;
-            std::future::pending::<()>().await;
-        }
-    };
-    let address = serve(Router::new().route("/", get(slow)).layer(layer)).await;
-    let connecting = tokio::task::spawn_blocking(move || {
-        let mut connection = TcpStream::connect(address).unwrap();
-        connection.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-        connection
-    });
-    let connection = connecting.await.unwrap();
-    arrived.notified().await;
-    assert_eq!(used(&gate), 1);
-    drop(connection);
-    dropped.notified().await;
-    // The server drops the handler's future and the layer's in one go, on this thread.
-    used(&gate)
-}
-
-/// Notifies when it is dropped.
-struct Dropping(Arc<Notify>);
-
-impl Drop for Dropping {
-    fn drop(&mut self) {
-        self.0.notify_one();
-    }
-}
-
-fn used(gate: &Gate) -> u64 {
-    gate.peek(&Request::new().with("ip", IpAddr::from([127, 0, 0, 1]))).strictest().unwrap().used()
-}
-
-/// If a browser is closed or a load balancer gives up, the server drops the request.
-#[tokio::test]
-async fn a_client_that_hangs_up_is_refunded_only_where_that_was_asked_for() {
-    assert_eq!(used_after_leaving(Refund::when(|_| true)).await, 1);
-    assert_eq!(used_after_leaving(Refund::server_errors().or_unanswered()).await, 0);
 }
 
 /// What the layers of this thread log.

@@ -11,9 +11,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use slidegate::{Block, CostUnit, Match, PolicySet, clock::Timestamp};
+use slidegate::{Match, PolicySet};
 use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
-use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
+use slidegate_http::headers::HeaderOptions;
 use slidegate_http::layer::{Attribute, Limited, RateLimitLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -237,66 +237,6 @@ async fn the_denial_is_replaceable_and_still_says_when_to_retry() {
     assert_eq!(fields(&response), ["retry-after-ms: soon", "x-mine: 1"]);
 }
 
-/// Existing clients each parse one form.
-#[tokio::test]
-async fn header_fields_come_in_the_style_that_was_asked_for() {
-    let summary = |headers: HeaderOptions| async move {
-        let (gate, _clock) = gate([policy("everyone", "5/1m")]);
-        fields(&ask(&RateLimitLayer::builder(gate).headers(headers).build().unwrap(), request(&[])).await)
-    };
-    assert_eq!(summary(HeaderOptions::OFF).await, [""; 0]);
-    assert_eq!(
-        summary(HeaderOptions { draft: Draft::Draft7, ..HeaderOptions::OFF }).await,
-        ["ratelimit-policy: 5;w=60", "ratelimit: limit=5, remaining=4, reset=60"]
-    );
-    assert_eq!(
-        summary(HeaderOptions {
-            draft: Draft::Draft6,
-            x_ratelimit: XRateLimit::DeltaSeconds,
-            ..HeaderOptions::OFF
-        })
-        .await,
-        [
-            "ratelimit-limit: 5",
-            "ratelimit-policy: 5;w=60",
-            "ratelimit-remaining: 4",
-            "ratelimit-reset: 60",
-            "x-ratelimit-limit: 5",
-            "x-ratelimit-remaining: 4",
-            "x-ratelimit-reset: 60"
-        ]
-    );
-}
-
-/// A gateway of language models answers client libraries that read these fields only.
-#[tokio::test]
-async fn fields_of_language_model_apis_come_from_policies_with_a_unit() {
-    let summary = |x_ratelimit: XRateLimit| async move {
-        let tokens = policy("tokens", "5/1m").with_unit(CostUnit::OutputTokens);
-        let (gate, _clock) = gate([tokens, policy("requests", "3/1h").with_unit(CostUnit::Requests)]);
-        let headers = HeaderOptions { x_ratelimit, ..HeaderOptions::OFF };
-        fields(&ask(&RateLimitLayer::builder(gate).headers(headers).build().unwrap(), request(&[])).await)
-    };
-    assert_eq!(
-        summary(XRateLimit::OpenAi).await,
-        [
-            "x-ratelimit-limit-requests: 3",
-            "x-ratelimit-limit-tokens: 5",
-            "x-ratelimit-remaining-requests: 2",
-            "x-ratelimit-remaining-tokens: 4",
-            "x-ratelimit-reset-requests: 1h0m0s",
-            "x-ratelimit-reset-tokens: 1m0s",
-        ]
-    );
-    let anthropic = summary(XRateLimit::Anthropic).await;
-    assert_eq!(anthropic.len(), 9, "{anthropic:?}");
-    assert!(
-        anthropic.contains(&"anthropic-ratelimit-output-tokens-remaining: 4".to_owned()),
-        "{anthropic:?}"
-    );
-    assert!(anthropic.contains(&"anthropic-ratelimit-tokens-reset: 2001-09-09T01:47:40Z".to_owned()));
-}
-
 /// A limit on the whole site must not overwrite the fields of a limit on one route.
 #[tokio::test]
 async fn of_two_limits_the_inner_one_speaks() {
@@ -311,22 +251,6 @@ async fn of_two_limits_the_inner_one_speaks() {
         assert_eq!(response.headers()["ratelimit"], r#""route";r=0;t=60"#);
         assert_eq!(response.headers().get_all("x-ratelimit-limit").iter().count(), 1);
     }
-}
-
-/// One gate for many routes: a constant attribute selects the policies of a route.
-#[tokio::test]
-async fn routes_differ_by_a_constant_attribute() {
-    let (gate, _clock) = gate([
-        policy("per-ip", "5/1m").with_scope(["ip"]),
-        policy("login", "1/1m").with_condition("route", Match::equals("login")).with_scope(["ip"]),
-    ]);
-    let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
-    let home = limits.clone().attribute("route", Attribute::never()).build().unwrap();
-    let login = limits.attribute("route", Attribute::value("login")).build().unwrap();
-    assert_eq!(ask(&home, request(&[])).await.body(), "per-ip:4");
-    assert_eq!(ask(&login, request(&[])).await.body(), "per-ip:3 login:0");
-    assert_eq!(ask(&login, request(&[])).await.status(), 429);
-    assert_eq!(ask(&home.clone(), request(&[])).await.body(), "per-ip:2");
 }
 
 /// A route may name its policies instead, and then no others apply.
@@ -382,27 +306,6 @@ async fn a_named_policy_without_its_attribute_is_left_out() {
     assert_eq!(ask(&one, request(&[])).await.body(), "");
 }
 
-/// A blocked client gets the block's problem through the layer too, and its handler is never
-/// called.
-#[tokio::test]
-async fn a_blocked_client_is_told_the_end_of_its_block() {
-    let until = Timestamp::from_secs(1_000_000_060);
-    let blocked =
-        policy("per-key", "5/1m").with_scope(["key"]).with_block(["mallory"], Block::until(until).by("ops"));
-    let (gate, _clock) = gate([blocked]);
-    let limits = RateLimitLayer::builder(gate).attribute("key", Attribute::header("x-api-key"));
-    let denied = ask(&limits.build().unwrap(), request(&[("x-api-key", "mallory")])).await;
-    assert_eq!(denied.status(), 429);
-    let fields = fields(&denied);
-    for line in
-        [r#"ratelimit: "per-key";r=0;t=60"#, r#"ratelimit-policy: "per-key";q=5;w=60"#, "retry-after: 60"]
-    {
-        assert!(fields.iter().any(|field| field == line), "{line}: {fields:?}");
-    }
-    assert!(denied.body().contains("is blocked until 2001-09-09T01:47:40Z"), "{}", denied.body());
-    assert!(!denied.body().contains("ops"), "{}", denied.body());
-}
-
 /// A limit that silently applies to nobody would only be noticed during an attack.
 #[test]
 fn a_policy_that_could_never_apply_is_refused_at_the_start() {
@@ -433,17 +336,6 @@ fn a_policy_that_could_never_apply_is_refused_at_the_start() {
     assert!(limits.clone().under(["everyone"]).build().is_ok());
     let never = limits.attribute("user", Attribute::never()).attribute("path", Attribute::never());
     assert!(never.build().is_ok());
-}
-
-/// Limits are changed while a service runs, without a restart.
-#[tokio::test]
-async fn a_gate_configured_anew_counts_by_its_new_limits_at_once() {
-    let (gate, _clock) = gate([policy("everyone", "5/1m")]);
-    let layer = RateLimitLayer::builder(Arc::clone(&gate)).build().unwrap();
-    assert_eq!(ask(&layer, request(&[])).await.body(), "everyone:4");
-    gate.configure(PolicySet::new([policy("everyone", "2/1m")]).unwrap()).unwrap();
-    assert_eq!(ask(&layer, request(&[])).await.body(), "everyone:0");
-    assert_eq!(ask(&layer, request(&[])).await.status(), 429);
 }
 
 /// The caller must see when the service is not ready or fails.

@@ -162,17 +162,6 @@ async fn while_the_body_flows_the_permit_is_kept_and_it_ends_with_the_last_frame
     }
 }
 
-/// Without the heartbeat the permit would be free after its lease: this is what the test above relies
-/// on.
-#[tokio::test(start_paused = true)]
-async fn a_permit_without_a_heartbeat_is_free_after_its_lease() {
-    let gate = gate();
-    let asked = Asked::new();
-    let _lost = gate.reserve(&asked).into_ticket();
-    sleep(secs(3)).await;
-    assert_eq!(state(&gate)[3], 0);
-}
-
 /// A failure must neither lock a user out nor be free of what it used.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_panics_fails_or_is_dropped_gives_back_its_permit() {

@@ -50,23 +50,6 @@ async fn until_used(gate: &RedisGate, wanted: u64) {
     panic!("{} are used and never {wanted}", used(gate).await);
 }
 
-/// Users see the instances behind a load balancer as one service.
-#[tokio::test]
-async fn instances_share_their_limits() {
-    let redis = RedisServer::start();
-    let [one, other] = [(); 2].map(|()| limits(&gate(&redis.url())).build().unwrap());
-    for used in 1..=10 {
-        let layer = if used % 2 == 0 { &one } else { &other };
-        assert_eq!(ask(layer, request(&[])).await.body(), &format!("per-ip:{}", 10 - used));
-    }
-    for layer in [&one, &other] {
-        let denied = ask(layer, request(&[])).await;
-        assert_eq!(denied.status(), 429);
-        assert_eq!(denied.headers()["ratelimit-policy"], r#""per-ip";q=10;w=3600"#);
-        assert!(denied.body().contains("key `203.0.113.7` has used 10 of 10"), "{}", denied.body());
-    }
-}
-
 /// The service instance that was polled for readiness has reserved capacity, so it must be the one
 /// that is called.
 #[tokio::test]

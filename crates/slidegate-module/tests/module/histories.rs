@@ -1,8 +1,6 @@
 //! Random histories: a key charged by the module, by the scripts, and by both in turn, must be
 //! the same key.
 
-use slidegate_testkit::redis::{RedisServer, Reply};
-
 use crate::calls::{Algorithm, Both, By, NOW_US, Quota};
 
 /// Numbers that look random, from a seed.
@@ -130,33 +128,4 @@ fn a_long_log_is_charged_by_both_in_turn() {
     }
     assert_eq!(both.stored("shared"), both.stored("script"));
     assert_eq!(both.lives_ms("shared"), both.lives_ms("script"));
-}
-
-/// The same by the server's own clock. Valkey's cannot be moved by a test at once.
-#[test]
-fn charges_of_both_add_up_by_a_clock_that_runs() {
-    let mut both = Both::on(RedisServer::builder().module(true).start());
-    for algorithm in ALGORITHMS {
-        // The longest window, so that none ends meanwhile.
-        let quota = Quota::new(algorithm, 1_000_000, 366 * 86_400 * SECOND);
-        let key = format!("{algorithm:?}");
-        for charges in 0..200 {
-            let by = if charges % 2 == 0 { By::Script } else { By::Module };
-            let Reply::Bytes(numbers) = both.check(by, &key, &quota, &[1000]) else { panic!("no numbers") };
-            let number = |at: usize| {
-                let bytes = &numbers[at * 7..at * 7 + 7];
-                bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
-            };
-            // What counted before, after the number of charged requests, the time and the time that
-            // the key was settled to. A bucket drains less than one in this time.
-            let used = match algorithm {
-                Algorithm::Log => number(3),
-                Algorithm::Window => number(4) + number(5),
-                Algorithm::Fixed => number(4),
-                Algorithm::Bucket => number(3) + u64::from(number(4) > 0),
-                Algorithm::InFlight => unreachable!(),
-            };
-            assert_eq!((number(0), used), (1, charges * 1000), "{algorithm:?}, {by:?}");
-        }
-    }
 }

@@ -232,52 +232,6 @@ async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
     assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 25);
 }
 
-/// Many callers at once, on several instances: exactly as many pass as fit.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
-    let server = RedisServer::builder().start();
-    let policies = || {
-        let scoped = |name: &str, quota| Policy::new(name, quota).unwrap().with_scope(["user"]);
-        PolicySet::new([
-            scoped("rpm", Quota::per_minute(60)).with_counts(Counts::Requests),
-            scoped("tpm", Quota::per_minute(100_000)),
-            scoped("flight", Quota::in_flight(4, Duration::from_secs(30)).unwrap())
-                .with_counts(Counts::Requests),
-        ])
-        .unwrap()
-    };
-    let gates: Vec<_> = (0..3)
-        .map(|_| {
-            let options = options(&server.url_as_user());
-            std::sync::Arc::new(redis_gate(policies(), options).unwrap())
-        })
-        .collect();
-    let callers: Vec<_> = (0..50)
-        .map(|at| {
-            let gate = std::sync::Arc::clone(&gates[at % 3]);
-            tokio::spawn(async move {
-                let request = Request::new().with("user", "alice").with_cost(2500);
-                gate.reserve(&request).await.into_ticket()
-            })
-        })
-        .collect();
-    let mut tickets = Vec::new();
-    for caller in callers {
-        tickets.extend(caller.await.unwrap());
-    }
-    assert_eq!(tickets.len(), 4);
-    let request = Request::new().with("user", "alice");
-    let counted = async || {
-        let found = gates[0].peek(&request).await;
-        found.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
-    };
-    assert_eq!(counted().await, [(4, 0), (0, 10_000), (0, 4)]);
-    for ticket in &tickets {
-        gates[1].settle(ticket, 100).await.unwrap();
-    }
-    assert_eq!(counted().await, [(4, 0), (400, 0), (0, 0)]);
-}
-
 /// A limit over one key in each of several slots: a denial in one leaves no hold in the others.
 #[test]
 fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {

@@ -39,7 +39,6 @@ mod self_test;
 mod sharing;
 mod slots;
 mod tickets;
-mod tiers;
 mod tls;
 mod unknown_policy;
 mod upkeep;

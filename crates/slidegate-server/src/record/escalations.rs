@@ -310,18 +310,6 @@ mod tests {
         assert_eq!(keys(&escalations), 1);
     }
 
-    /// A key that an operator unblocks starts afresh.
-    #[test]
-    fn a_forgotten_key_has_all_its_denials_again() {
-        let escalations = escalations(&["p"], 2);
-        let count = |key| count(&escalations, "p", key);
-        assert!(!count("alice") && !count("bob"));
-        escalations.forget("p", "alice");
-        escalations.forget("p", "nobody");
-        assert!(!count("alice") && count("bob"));
-        assert!(count("alice"));
-    }
-
     /// Clients choose keys: many new ones must neither take memory nor evict a key that is denied often, nor
     /// one of another policy.
     #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use slidegate_testkit::TempDir;
-use slidegate_testkit::service::{Server, run, text};
+use slidegate_testkit::service::{Server, Token};
 
 use crate::browser::Browser;
 use crate::{ENTER, confirm, look_up, traffic, until_fact};
@@ -10,24 +10,15 @@ use crate::{ENTER, confirm, look_up, traffic, until_fact};
 /// Readers must see that they cannot make changes, and a token must not outlive its tab.
 #[test]
 fn a_token_is_asked_for_and_one_that_may_only_read_sees_no_buttons_of_changes() {
-    let token = |scope: &str| {
-        let made = text(&run(&["token", "new", "--name", scope, "--scope", scope]).stdout);
-        let word = |name: &str| {
-            let line = made.lines().find_map(|line| line.strip_prefix(name));
-            line.unwrap_or_else(|| panic!("no {name} in {made}")).trim().to_owned()
-        };
-        (word("token "), word("environment ").split_once('=').unwrap().1.to_owned())
-    };
-    let ((reader, may_read), (writer, may_write)) = (token("read"), token("write"));
-    let digest = |line: &str| line.rsplit(':').next().unwrap().to_owned();
+    let [reader, writer] = ["read", "write"].map(|scope| Token::new(scope, scope));
     let folder = TempDir::new("dashboard-tokens");
     let file = folder.file(
         "slidegate.yaml",
         format!(
             "policies: [{{name: per-user, scope: [user], quota: 5/1h}}]\nadmin: {{tokens: [{{name: r, scope: read, sha256: {}}}, \
              {{name: w, scope: write, sha256: {}}}]}}\n",
-            digest(&may_read),
-            digest(&may_write)
+            reader.sha256,
+            writer.sha256
         ),
     );
     let server = Server::start(&["--config", &file]);
@@ -39,7 +30,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_sees_no_buttons_of_changes() 
     browser.fill("#token", "sg_guess");
     browser.press(ENTER);
     browser.until_text("#token-why", "Token rejected: unknown token");
-    browser.fill("#token", &reader);
+    browser.fill("#token", &reader.secret);
     browser.press(ENTER);
     browser.until_text("#connection", "Live");
     browser.until("!document.getElementById('token-dialog').open");
@@ -51,7 +42,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_sees_no_buttons_of_changes() 
 
     browser.click("#forget");
     browser.until("document.getElementById('token-dialog').open");
-    browser.fill("#token", &writer);
+    browser.fill("#token", &writer.secret);
     browser.press(ENTER);
     browser.until_text("#connection", "Live");
     look_up(&browser, "alice");

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slidegate_testkit::service::{Server, run, text};
+use slidegate_testkit::service::{Server, Token};
 use slidegate_testkit::until_true;
 use socket2::{Domain, Socket, Type};
 
@@ -39,12 +39,6 @@ fn connect(victim: &Victim, protocol: Protocol, from: [u8; 4]) -> TcpStream {
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
-}
-
-fn metric(server: &Server, fields: &str, name: &str) -> u64 {
-    let page = server.ask_with(fields, "GET", "/metrics", None).body;
-    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
 }
 
 /// A command as an array of bulk strings.
@@ -163,7 +157,7 @@ fn requests_that_never_end_take_a_bounded_part_of_the_memory_and_nobody_elses() 
         let name = row.name;
         let victim = Victim::start("hostile-unfinished", "");
         let protocol = format!("{:?}", row.protocol).to_lowercase();
-        let of = |name: &str| metric(&victim.server, "", &format!("{name}{{protocol=\"{protocol}\"}}"));
+        let of = |name: &str| victim.server.count(&format!("{name}{{protocol=\"{protocol}\"}}"));
         let held = || of("slidegate_unfinished_request_bytes");
         let before = victim.resident();
         let mut attacking = Vec::new();
@@ -192,7 +186,7 @@ fn what_a_connection_has_sent_whole_is_not_held() {
     let victim = Victim::start("hostile-held", "");
     let held = || {
         let bytes = |protocol| format!("slidegate_unfinished_request_bytes{{protocol=\"{protocol}\"}}");
-        ["http", "resp", "grpc"].map(|protocol| metric(&victim.server, "", &bytes(protocol)))
+        ["http", "resp", "grpc"].map(|protocol| victim.server.count(&bytes(protocol)))
     };
     let echo = command(&[b"ECHO", &[b'x'; 60_000]]);
     let body = batch(900);
@@ -250,7 +244,7 @@ fn invented_keys_of_one_policy_leave_notifications_and_blocks_to_the_others_and_
     };
     let mut last = u64::MAX;
     until_true("the queue is empty", || std::mem::replace(&mut last, notified("attacked")) == last);
-    let blocks = || metric(server, "", "slidegate_escalations_total");
+    let blocks = || server.count("slidegate_escalations_total");
     until_true("the attacked policy has its blocks", || blocks() >= 250);
     for (app, policy) in [("b", "other"), ("a", "attacked")] {
         let before = notified(policy);
@@ -260,18 +254,15 @@ fn invented_keys_of_one_policy_leave_notifications_and_blocks_to_the_others_and_
     assert_eq!(check(server, "b", "known")["reason"], "over_limit");
     until_true("the key is blocked", || check(server, "b", "known")["reason"] == "blocked");
     until_true("the block is counted", || blocks() > 250);
-    assert!(metric(server, "", "slidegate_escalations_dropped_total{reason=\"too_many_blocks\"}") > 0);
+    assert!(server.count("slidegate_escalations_dropped_total{reason=\"too_many_blocks\"}") > 0);
 }
 
 /// The tokens of two customers and of an operator, by their names.
 fn tokens(names: [&str; 3]) -> (Vec<String>, String) {
     let made = names.map(|name| {
-        let made = text(&run(&["token", "new", "--name", name, "--scope", "read"]).stdout);
-        let of =
-            |word: &str| made.split_whitespace().skip_while(|one| *one != word).nth(1).unwrap().to_owned();
+        let Token { secret, sha256, .. } = Token::new(name, "read");
         let key = if name == "ops" { String::new() } else { format!("key: p/{name}, ") };
-        let sha256 = of("sha256:").trim_end_matches(['}', ']']).to_owned();
-        (of("token"), format!("{{name: {name}, scope: read, {key}sha256: {sha256}}}"))
+        (secret, format!("{{name: {name}, scope: read, {key}sha256: {sha256}}}"))
     });
     let (tokens, config): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     (tokens, format!("admin: {{tokens: [{}]}}\n", config.join(", ")))
@@ -309,8 +300,11 @@ fn the_streams_of_one_token_leave_others_to_customers_and_operators() {
     let served: Vec<_> =
         victims.iter().map(|(token, path)| open(&tokens[*token], path).expect(path)).collect();
     let ops = bearer(&tokens[2]);
-    assert_eq!(metric(&victim.server, &ops, "slidegate_streams_refused_total{tokens=\"keys\"}"), 39);
-    assert_eq!(metric(&victim.server, &ops, "slidegate_streams_refused_total{tokens=\"operators\"}"), 0);
+    let metrics = victim.server.ask_with(&ops, "GET", "/metrics", None).body;
+    for (tokens, refused) in [("keys", 39), ("operators", 0)] {
+        let line = format!("slidegate_streams_refused_total{{tokens=\"{tokens}\"}} {refused}\n");
+        assert!(metrics.contains(&line), "{metrics}");
+    }
     drop((of_acme, served));
     until_true("streams that are closed make room", || open(&tokens[0], &own("acme")).is_some());
 }

@@ -132,13 +132,11 @@ impl Victim {
     }
 
     pub(crate) fn address(&self, protocol: Protocol) -> String {
-        let start = match protocol {
-            Protocol::Http => return self.server.address.clone(),
-            Protocol::Resp => "resp       redis://",
-            Protocol::Grpc => "grpc       http://",
-        };
-        let line = self.server.greeting.lines().find_map(|line| line.strip_prefix(start));
-        line.unwrap_or_else(|| panic!("no {protocol:?}: {}", self.server.greeting)).to_owned()
+        match protocol {
+            Protocol::Http => self.server.address.clone(),
+            Protocol::Resp => self.server.address_of("resp").to_owned(),
+            Protocol::Grpc => self.server.address_of("grpc").to_owned(),
+        }
     }
 
     /// A connection that says nothing yet.

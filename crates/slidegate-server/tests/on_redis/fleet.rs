@@ -41,12 +41,6 @@ fn until_it_shows(server: &Server, instances: usize) -> Value {
     })
 }
 
-fn metric(server: &Server, name: &str) -> f64 {
-    let page = server.get("/metrics").body;
-    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
-}
-
 fn key_counts(server: &Server, query: &str) -> Vec<(String, u64)> {
     let top = server.get(&format!("/v1/top{query}")).json();
     let keys = top["keys"].as_array().unwrap_or_else(|| panic!("{top}")).iter();
@@ -90,7 +84,7 @@ fn totals_and_top_keys_are_those_of_all_instances_or_of_one() {
         key_counts(&one, &format!("?instance={name}")),
         [("alice".to_owned(), 1), ("bob".to_owned(), 1)]
     );
-    assert_eq!(metric(&one, "slidegate_fleet_differs_seconds"), 0.0);
+    assert_eq!(one.metric("slidegate_fleet_differs_seconds"), 0.0);
     let history = |query: &str| one.get(&format!("/v1/history{query}")).json();
     assert_eq!(history("")["instances"], 2);
     assert_eq!(history(&format!("?instance={}", ids(&shown, true)[0]))["instances"], 1);
@@ -177,14 +171,14 @@ fn instances_with_different_policies_are_reported_until_they_agree() {
         assert_eq!(differ["configs"].as_array().unwrap().len(), 2, "{differ}");
         assert_eq!(differ["versions"], json!([env!("CARGO_PKG_VERSION")]));
         assert_eq!(differ["longer_than_a_rollout"], false);
-        until_true("it is measured", || metric(server, "slidegate_fleet_differs_seconds") > 0.0);
+        until_true("it is measured", || server.metric("slidegate_fleet_differs_seconds") > 0.0);
         server.assert_matches_openapi("GET", "/v1/status", None, 200);
     }
     folder.file("two.yaml", same);
     two.signal("HUP");
     for server in [&one, &two] {
         until_true("they agree", || fleet(server)["differ"].is_null());
-        assert_eq!(metric(server, "slidegate_fleet_differs_seconds"), 0.0);
+        assert_eq!(server.metric("slidegate_fleet_differs_seconds"), 0.0);
     }
 }
 

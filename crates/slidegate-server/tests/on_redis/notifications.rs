@@ -19,12 +19,6 @@ fn reported(server: &Server, user: &str) -> Vec<u64> {
         .collect()
 }
 
-fn metric(server: &Server, name: &str) -> u64 {
-    let page = server.get("/metrics").body;
-    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
-}
-
 /// A customer whose requests reach all instances is notified once, not once per instance.
 #[test]
 fn of_all_instances_one_reports_a_threshold_and_none_while_nobody_can_say_which() {
@@ -59,13 +53,13 @@ fn of_all_instances_one_reports_a_threshold_and_none_while_nobody_can_say_which(
     ask(&fleet[0], "/v1/check", "last", 80);
     until_true("the last one is reported", || all("last") == [80]);
     let total: u64 =
-        fleet.iter().map(|server| metric(server, "slidegate_notifications_total{policy=\"per-user\"}")).sum();
+        fleet.iter().map(|server| server.count("slidegate_notifications_total{policy=\"per-user\"}")).sum();
     assert_eq!(total, 11);
     until_true("it knows of all", || fleet[0].get("/readyz").json()["store"]["instances"] == 3);
     redis.kill();
     // The share of a third is 34.
     assert_eq!(ask(&fleet[0], "/v1/check", "alone", 34)["source"], "local");
     let dropped = "slidegate_notifications_dropped_total{reason=\"store_unavailable\"}";
-    until_true("it is dropped", || metric(&fleet[0], dropped) == 2);
+    until_true("it is dropped", || fleet[0].count(dropped) == 2);
     assert_eq!(reported(&fleet[0], "alone"), [0; 0]);
 }

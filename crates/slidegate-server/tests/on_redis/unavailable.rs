@@ -45,11 +45,6 @@ fn make_replica(redis: &RedisServer) {
     redis.admin(&["REPLICAOF", "127.0.0.1", "1"]);
 }
 
-fn listener(server: &Server, name: &str) -> String {
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_once("://")).expect("it says where it listens").1.to_owned()
-}
-
 /// Asserts the wait of a denial by a fallback, which is between 1 and 3 seconds.
 fn assert_unknown_wait(answer: &Response) {
     let seconds: u64 = answer.header("retry-after").expect("a wait").parse().unwrap();
@@ -150,7 +145,7 @@ fn resp_replies_with_an_error() {
     let folder = TempDir::new("unavailable-resp");
     let server = start(&folder, &redis);
     make_replica(&redis);
-    let mut stream = TcpStream::connect(listener(&server, "resp       ")).unwrap();
+    let mut stream = TcpStream::connect(server.address_of("resp")).unwrap();
     let mut lines = BufReader::new(stream.try_clone().unwrap());
     for command in ["RL.CHECK login alice", "RL.CHECK login alice PEEK", "RL.REQUEST user alice"] {
         stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
@@ -176,7 +171,7 @@ async fn envoy_gets_a_denial_with_a_body_that_explains_it() {
     let folder = TempDir::new("unavailable-grpc");
     let server = start(&folder, &redis);
     make_replica(&redis);
-    let url = format!("http://{}", listener(&server, "grpc       "));
+    let url = format!("http://{}", server.address_of("grpc"));
     let mut client = RateLimitServiceClient::connect(url).await.unwrap();
     let entry = Entry { key: "user".into(), value: "alice".into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
@@ -222,7 +217,7 @@ fn the_last_settlement_of_a_reservation_waits_for_the_store() {
     redis.pause();
     let settled = server.post("/v1/settle", &json!({ "ticket": tickets[0], "cost": 3 }).to_string());
     assert_eq!((settled.status, settled.json()), (202, json!({ "outcome": "queued", "policies": [] })));
-    let mut resp = BufReader::new(TcpStream::connect(listener(&server, "resp")).unwrap());
+    let mut resp = BufReader::new(TcpStream::connect(server.address_of("resp")).unwrap());
     write!(resp.get_mut(), "RL.CANCEL {}\r\n", tickets[1]).unwrap();
     let mut lines = resp.by_ref().lines().map(Result::unwrap);
     assert_eq!([lines.next().unwrap(), lines.next().unwrap(), lines.next().unwrap()], ["*9", "$6", "queued"]);

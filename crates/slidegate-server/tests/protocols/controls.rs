@@ -108,8 +108,7 @@ impl Instance {
         let name = format!("{name}.yaml");
         let file = folder.file(&name, format!("{CONFIG}{store}{POLICIES}"));
         let server = Server::start(&["--config", &file]);
-        let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp       "));
-        let resp = line.and_then(|url| url.rsplit_once(':')).unwrap().1.trim().parse().unwrap();
+        let resp = server.address_of("resp").rsplit(':').next().unwrap().parse().unwrap();
         Self { server, file, resp }
     }
 
@@ -357,14 +356,6 @@ fn every_cell_is_as_the_table_says(instances: &[Instance], store: &str) {
 fn controls_hold_on_every_path_in_memory() {
     let folder = TempDir::new("controls-memory");
     every_cell_is_as_the_table_says(&[Instance::start(&folder, "a", "")], "");
-}
-
-/// The same where usage is shared.
-#[test]
-fn controls_hold_on_every_path_over_redis() {
-    let (redis, folder) = (RedisServer::start(), TempDir::new("controls-redis"));
-    let store = format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url());
-    every_cell_is_as_the_table_says(&[Instance::start(&folder, "a", &store)], &store);
 }
 
 /// And where another instance was told.

@@ -29,12 +29,6 @@ const LATE_REQUESTS: usize = 50;
 const SERVED: [&str; 6] =
     ["--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--policy", "1000000/1h per user"];
 
-/// The address of the RESP port in the greeting.
-fn resp_address(server: &Server) -> &str {
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp       redis://"));
-    line.expect("it says where its RESP port is")
-}
-
 /// Sends one inline command on a connection of its own.
 fn resp(address: &str, command: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
@@ -62,7 +56,7 @@ fn reconnect(is_ready: impl Fn() -> bool, request: impl Fn() -> Result<(), Strin
 #[test]
 fn clients_that_reconnect_are_served_until_they_could_know_better() {
     let mut server = Server::start(&[&SERVED[..], &["--drain-delay", "1h"]].concat());
-    let (url, resp_address) = (server.url.clone(), resp_address(&server).to_owned());
+    let (url, resp_address) = (server.url.clone(), server.address_of("resp").to_owned());
     let body = json!({ "attributes": { "user": "alice" } }).to_string();
     let http = move || {
         let is_ready = || send("GET", &format!("{url}/readyz"), "", "").status == 200;

@@ -34,18 +34,12 @@ fn serve(folder: &TempDir, resp: &str) -> Server {
     Server::start(&["--config", &folder.file("slidegate.yaml", format!("{POLICIES}{resp}"))])
 }
 
-/// Where the server says that its RESP port is.
-fn address(server: &Server) -> &str {
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp       "));
-    line.and_then(|url| url.split_once("://")).expect("it says where its RESP port is").1
-}
-
 fn port(server: &Server) -> &str {
-    address(server).rsplit_once(':').unwrap().1
+    server.address_of("resp").rsplit_once(':').unwrap().1
 }
 
 fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(address(server)).expect("the RESP port is open");
+    let stream = TcpStream::connect(server.address_of("resp")).expect("the RESP port is open");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }

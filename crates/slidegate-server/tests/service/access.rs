@@ -1,7 +1,6 @@
 //! Who may do what: tokens, listeners that are reachable from elsewhere, and web pages that make a
 //! browser ask.
 
-use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
@@ -9,7 +8,7 @@ use std::process::Stdio;
 use serde_json::json;
 use slidegate_testkit::TempDir;
 use slidegate_testkit::http::Response;
-use slidegate_testkit::service::{Server, run, slidegate, text};
+use slidegate_testkit::service::{Server, Token, run, slidegate, text};
 
 const ALICE: &str = r#"{"attributes": {"user": "alice"}}"#;
 const BATCH: &str = r#"{"requests": [{"attributes": {"user": "alice"}}]}"#;
@@ -25,20 +24,9 @@ struct Tokens {
 
 impl Tokens {
     fn make() -> Self {
-        let mut variable = String::new();
-        let mut make = |scope: &str| {
-            let made = run(&["token", "new", "--name", &scope.replace(',', "-"), "--scope", scope]);
-            assert!(made.status.success(), "{}", text(&made.stderr));
-            let printed = text(&made.stdout);
-            let of = |name: &str| {
-                printed.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned()
-            };
-            let line = of("environment ");
-            write!(variable, "{},", line.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap()).unwrap();
-            of("token ")
-        };
-        let (read, decide, write) = (make("read"), make("decide"), make("write"));
-        Self { read, decide, write, variable }
+        let [read, decide, write] = ["read", "decide", "write"].map(|scope| Token::new(scope, scope));
+        let variable = [&read, &decide, &write].map(|token| token.entry.as_str()).join(",");
+        Self { read: read.secret, decide: decide.secret, write: write.secret, variable }
     }
 
     /// A server that knows them.
@@ -85,10 +73,7 @@ fn a_request_with_two_hosts_or_two_tokens_is_refused() {
 #[test]
 fn a_token_of_one_key_is_a_customers_own_view() {
     let folder = TempDir::new("own-key");
-    let made = text(&run(&["token", "new", "--name", "acme", "--scope", "read"]).stdout);
-    let of = |name: &str| made.split_whitespace().skip_while(|word| *word != name).nth(1).unwrap().to_owned();
-    let token = of("token");
-    let sha256 = of("sha256:").trim_end_matches(['}', ']']).to_owned();
+    let Token { secret: token, sha256, .. } = Token::new("acme", "read");
     let config = |scope: &str| {
         let token = format!("{{name: acme, scope: {scope}, key: per-user/alice, sha256: {sha256}}}");
         let policy = "policies: [{name: per-user, scope: [user], quota: 1/1h}]";
@@ -443,8 +428,7 @@ fn commands_of_the_resp_port_follow_the_same_rules() {
     ] {
         let args = ["--policy", "9/1h per user", "--resp", resp];
         let server = Server::start_at("127.0.0.1:0", variables, &args, Stdio::null());
-        let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp ")).unwrap();
-        let port = line.rsplit(':').next().unwrap();
+        let port = server.address_of("resp").rsplit(':').next().unwrap();
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
         let auth = variables.iter().any(|(name, _)| name.ends_with("PASSWORD"));
         if auth {

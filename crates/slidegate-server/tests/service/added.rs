@@ -5,7 +5,6 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 use slidegate_testkit::http::Response;
-use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::service::{Server, slidegate, text};
 use slidegate_testkit::{TempDir, until_true};
 
@@ -205,44 +204,6 @@ fn what_is_no_policy_is_refused_and_says_why() {
         "--from /nowhere.yaml: No such file or directory (os error 2); give the keys of one policy, for example `scope: \
          [user]` and `quota: 100/1m`"
     );
-}
-
-/// Over Redis servers of the tests. `scripts/test --fast` leaves them out.
-mod on_redis {
-    use super::*;
-
-    /// One limit for the fleet: an instance that does not have it lets through what the others
-    /// deny.
-    #[test]
-    fn an_added_policy_is_in_force_in_all_instances_and_outlives_them() {
-        let redis = RedisServer::start();
-        let url = redis.url();
-        let folder = TempDir::new("added-redis");
-        // The default deadline of 50 ms is short for a machine that does other work.
-        let config = folder.file(
-            "slidegate.yaml",
-            "policies: [{name: per-user, scope: [user], quota: 9/1h}]\nstore: {deadline: 10s}\n",
-        );
-        let args = ["--redis", url.as_str(), "--config", config.as_str()];
-        let (one, other) = (Server::start(&args), Server::start(&args));
-        let login = json!({ "when": { "path": "/login" }, "scope": ["ip"], "quota": "2/1h" });
-        assert_eq!(put(&one, LOGIN, &login).status, 200);
-        until_true("the other has it", || policy(&other, "login")["origin"] == "added");
-        let alice = json!({ "path": "/login", "ip": "192.0.2.7" });
-        assert_eq!([check(&one, &alice), check(&other, &alice), check(&one, &alice)], [200, 200, 429]);
-        let large = json!({ "scope": ["ip"], "quota": "5/1h", "overrides": [{ "key": "192.0.2.1", "limit": 1u64 << 60 }] });
-        let answer = put(&one, "/v1/policies/large", &large);
-        assert_eq!(
-            answer.json()["detail"],
-            "policy `large`: invalid limit 1152921504606846976: a shared store can count at most 9007199254740991"
-        );
-        drop(one);
-        drop(other);
-        let again = Server::start(&args);
-        assert_eq!((check(&again, &alice), policy(&again, "login")["limit"].clone()), (429, json!(2)));
-        assert_eq!(said(&again, &["policy", "unset", "login"]), "login: taken away (change 2)");
-        assert_eq!(check(&again, &alice), 200);
-    }
 }
 
 /// What was tried goes into the file at last, under its name: from then on the file says what it

@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 use serde_json::{Value, json};
 use slidegate_testkit::http::Response;
 use slidegate_testkit::redis::RedisServer;
-use slidegate_testkit::service::{Server, run, slidegate, text};
+use slidegate_testkit::service::{Server, Token, slidegate, text};
 use slidegate_testkit::{TempDir, until, until_true};
 
 const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 2/1h}]\n";
@@ -18,14 +18,6 @@ fn check(server: &Server, user: &str) -> Response {
 
 fn post(server: &Server, path: &str, body: &Value) -> Response {
     server.change("POST", path, &[], &body.to_string())
-}
-
-/// A token of `slidegate token new`, and what the configuration takes of it.
-fn token(scope: &str) -> (String, String) {
-    let made = run(&["token", "new", "--name", scope, "--scope", scope]);
-    let printed = text(&made.stdout);
-    let of = |name: &str| printed.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-    (of("token "), of("environment ").strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap().to_owned())
 }
 
 fn command(server: &Server, args: &[&str]) -> Output {
@@ -41,8 +33,10 @@ fn said(server: &Server, args: &[&str]) -> String {
 /// Anyone who can reach the port must not be able to unblock himself.
 #[test]
 fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
-    let (reader, read_line) = token("read");
-    let (writer, write_line) = token("write");
+    let [(reader, read_line), (writer, write_line)] = ["read", "write"].map(|scope| {
+        let Token { secret, entry, .. } = Token::new(scope, scope);
+        (secret, entry)
+    });
     let folder = TempDir::new("admin-tokens");
     let log = folder.file("log", "");
     let tokens = format!("{read_line},{write_line}");
@@ -379,56 +373,6 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
 /// Over Redis servers of the tests. `scripts/test --fast` leaves them out.
 mod on_redis {
     use super::*;
-
-    /// Limits are the fleet's: anyone who asks one instance for a change has asked all of them,
-    /// those of tomorrow included.
-    #[test]
-    fn what_is_changed_through_one_instance_is_in_force_in_all_and_outlives_them() {
-        let redis = RedisServer::start();
-        let folder = TempDir::new("admin-fleet");
-        // No answer may come from a fallback, however busy the machine is.
-        let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICY}", redis.url_as_user());
-        let config = folder.file("slidegate.yaml", config);
-        let args = ["--config", config.as_str()];
-        let (one, other) = (Server::start(&args), Server::start(&args));
-        for status in [200, 200, 429] {
-            assert_eq!(check(&one, "alice").status, status);
-        }
-        assert_eq!(other.get(ALICE).json()["charges"].as_array().unwrap().len(), 2);
-        said(&one, &["key", "override", "per-user", "alice", "5", "--for", "1h"]);
-        until_true("the other enforces it", || check(&other, "alice").status == 200);
-        assert_eq!(other.get(ALICE).json()["override"]["limit"], 5);
-        said(&other, &["key", "block", "per-user", "bob", "--for", "1h"]);
-        until_true("the block reaches the first", || check(&one, "bob").status == 429);
-        said(&one, &["policy", "set", "per-user", "9/1h"]);
-        until_true("the new limit reaches the other", || {
-            other.get("/v1/policies").json()["policies"][0]["limit"] == 9
-        });
-        assert_eq!(other.get("/v1/status").json()["changes"]["version"], 3);
-
-        drop(one);
-        drop(other);
-        let (one, other) = (Server::start(&args), Server::start(&args));
-        assert_eq!(check(&one, "bob").status, 429);
-        let shown = one.get(ALICE).json();
-        assert_eq!((&shown["limit"], &shown["used"]), (&json!(5), &json!(3)));
-        assert_eq!(check(&one, "carol").json()["limit"], 9);
-
-        // It ends by itself in both, and one undo is everybody's.
-        said(&one, &["key", "override", "per-user", "alice", "1", "--for", "1s"]);
-        for server in [&one, &other] {
-            until_true("the policy's limit is back", || server.get(ALICE).json()["limit"] == 9);
-        }
-        said(&other, &["policy", "undo"]);
-        until_true("the configured limit is back in the first", || {
-            one.get("/v1/policies").json()["policies"][0]["limit"] == 2
-        });
-        said(&other, &["key", "unblock", "per-user", "bob"]);
-        until_true("the block is gone in the first", || {
-            let bob = one.get("/v1/keys/per-user/bob").json();
-            (&bob["block"], &bob["limit"]) == (&Value::Null, &json!(2))
-        });
-    }
 
     /// A change that is reported but not made is worse than a rejected one.
     #[test]

@@ -34,11 +34,6 @@ fn block(server: &Server) -> String {
     blocked.json()["block"]["until"].as_str().unwrap().to_owned()
 }
 
-fn listener(server: &Server, name: &str) -> String {
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_once("://")).expect("it says where it listens").1.to_owned()
-}
-
 /// Support must see at once that a customer is blocked, and not "0 of 0, never fits".
 #[test]
 fn http_tells_the_block_the_real_limit_and_the_rest_of_the_block() {
@@ -118,7 +113,7 @@ fn resp_tells_the_block() {
     let folder = TempDir::new("blocked-resp");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", POLICIES)]);
     let until = block(&server);
-    let mut stream = TcpStream::connect(listener(&server, "resp       ")).unwrap();
+    let mut stream = TcpStream::connect(server.address_of("resp")).unwrap();
     stream.write_all(b"RL.CHECK per-user mallory\r\nRL.CHECK per-user bob\r\nQUIT\r\n").unwrap();
     let mut replies = String::new();
     stream.read_to_string(&mut replies).unwrap();
@@ -137,7 +132,7 @@ async fn envoy_denies_charges_and_looks_of_a_blocked_key() {
     let folder = TempDir::new("blocked-grpc");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", POLICIES)]);
     let until = block(&server);
-    let url = format!("http://{}", listener(&server, "grpc       "));
+    let url = format!("http://{}", server.address_of("grpc"));
     let mut client = RateLimitServiceClient::connect(url).await.unwrap();
     for hits in [1, 0] {
         let entry = Entry { key: "user".into(), value: "mallory".into() };

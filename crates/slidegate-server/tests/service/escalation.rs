@@ -77,10 +77,6 @@ impl Service {
         self.rest_of_block(other);
         assert_eq!(block_of(&self.server, user), Value::Null, "{user}");
     }
-
-    fn metric(&self, name: &str) -> u64 {
-        metric(&self.server, name)
-    }
 }
 
 fn check(server: &Server, user: &str) -> Value {
@@ -89,12 +85,6 @@ fn check(server: &Server, user: &str) -> Value {
 
 fn block_of(server: &Server, user: &str) -> Value {
     server.get(&format!("/v1/keys/login/{user}")).json()["block"].clone()
-}
-
-fn metric(server: &Server, name: &str) -> u64 {
-    let page = server.get("/metrics").body;
-    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
 }
 
 /// Whoever guesses passwords gets fewer guesses each time, and whoever stops is free again.
@@ -114,7 +104,7 @@ fn each_block_lasts_longer_than_the_one_before_until_the_key_behaves() {
         service.denied_for_its_limit("mallory", 3);
         assert_eq!(service.rest_of_block("mallory"), block * MINUTE_S, "after {pause} minutes");
     }
-    assert_eq!(service.metric("slidegate_escalations_total"), 4);
+    assert_eq!(service.server.count("slidegate_escalations_total"), 4);
     assert_eq!(block_of(&service.server, "alice"), Value::Null);
 }
 
@@ -186,8 +176,8 @@ fn a_flood_of_invented_keys_blocks_a_bounded_number_of_them_and_nobody_else() {
         assert_eq!(check(&server, "alice")["allowed"], true);
     }
     let dropped =
-        |reason| metric(&server, &format!("slidegate_escalations_dropped_total{{reason=\"{reason}\"}}"));
-    let blocked = || metric(&server, "slidegate_escalations_total");
+        |reason| server.count(&format!("slidegate_escalations_dropped_total{{reason=\"{reason}\"}}"));
+    let blocked = || server.count("slidegate_escalations_total");
     until_true("all are blocked or dropped", || {
         blocked() + dropped("queue_full") + dropped("too_many_blocks") == KEYS
     });

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use slidegate::clock::{Clock, SystemClock};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::http::Response;
-use slidegate_testkit::service::{Server, run, text};
+use slidegate_testkit::service::{Server, Token, run, text};
 
 mod rejected;
 
@@ -205,23 +205,6 @@ fn what_is_not_settled_in_time_is_charged_or_dropped_as_the_policy_says() {
     );
 }
 
-/// A stream settles what it sent so far; networks repeat and reorder such messages.
-#[test]
-fn parts_may_be_repeated_and_reordered() {
-    let server = Server::start(&TOKENS);
-    let mut newest = ticket(&reserve(&server, &json!({ "cost": 50 })));
-    let oldest = newest.clone();
-    for cost in [5, 20, 10, 20, 35] {
-        let body = json!({ "ticket": newest, "cost": cost, "final": false }).to_string();
-        let part = server.post("/v1/settle", &body);
-        newest = ticket(&part);
-        assert!(part.json()["until_ms"].is_u64());
-    }
-    assert_eq!(usage(&server, "tokens"), (35, 15, 50));
-    settle(&server, &oldest, 40);
-    assert_eq!(usage(&server, "tokens"), (40, 0, 60));
-}
-
 /// A stream that needs more asks for it, and one that runs long says that it is alive.
 #[test]
 fn an_extension_holds_more_if_it_fits_and_longer_in_any_case() {
@@ -321,18 +304,6 @@ fn rates_and_what_is_in_flight_are_decided_together_and_a_denial_takes_nothing()
     assert_eq!(usage(&server, "streams"), (0, 2, 2));
 }
 
-/// A holder that crashed loses its permit at the end of its lease, without a background job.
-#[test]
-fn a_permit_of_a_crashed_holder_comes_back() {
-    let folder = TempDir::new("holds-lease");
-    let server = with_file(&folder, "policies: [{name: streams, scope: [user], in_flight: 1, lease: 1s}]\n");
-    let lost = ticket(&reserve(&server, &json!({})));
-    assert_eq!(reserve(&server, &json!({})).status, 429);
-    wait_until("the end of the lease", || reserve(&server, &json!({ "ttl": "1h" })).status == 200);
-    assert_eq!(settle(&server, &lost, 1)["outcome"], "expired");
-    assert_eq!(reserve(&server, &json!({})).status, 429, "another's permit does not go");
-}
-
 /// A fresh key that cannot be used at all is the most frequent complaint about reservations.
 #[test]
 fn an_estimate_of_the_policy_always_fits_an_unused_key_and_one_of_the_caller_may_not() {
@@ -347,24 +318,6 @@ fn an_estimate_of_the_policy_always_fits_an_unused_key_and_one_of_the_caller_may
     assert!(why.ends_with("; reserve at most 100 of the estimate, and settle the rest"), "{why}");
     let unsaid = reserve(&server, &json!({}));
     assert_eq!((unsaid.status, &unsaid.json()["held"]), (200, &json!(100)));
-}
-
-/// Input and output tokens have limits of their own.
-#[test]
-fn policies_count_costs_by_their_names() {
-    let folder = TempDir::new("holds-named");
-    let server = with_file(
-        &folder,
-        "policies:\n  - {name: input, scope: [user], quota: 1000/1h, counts: input}\n  - {name: output, scope: [user], quota: 5000/1h, counts: output}\n",
-    );
-    let reserved = reserve(&server, &json!({ "cost": { "input": 900, "output": 4096 } }));
-    assert_eq!((usage(&server, "input").1, usage(&server, "output").1), (900, 4096));
-    let body = json!({ "ticket": ticket(&reserved), "cost": { "input": 880, "output": 120 } }).to_string();
-    assert_eq!(server.post("/v1/settle", &body).status, 200);
-    assert_eq!((usage(&server, "input").0, usage(&server, "output").0), (880, 120));
-    let check =
-        json!({ "attributes": { "user": "alice" }, "cost": { "input": 121, "output": 1 } }).to_string();
-    assert_eq!(server.post("/v1/check", &check).json()["violated-policies"], json!(["input"]));
 }
 
 /// A gateway with one code path reserves for everybody, also for whom no policy limits.

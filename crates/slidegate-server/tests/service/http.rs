@@ -106,22 +106,6 @@ fn keys_that_differ_in_one_byte_never_share_a_limit() {
     assert_eq!((filter.status, &filter.json()["field"]), (400, &json!("key")));
 }
 
-/// All or nothing over HTTP: a request denied by one policy charges nothing on others.
-#[test]
-fn a_request_under_several_policies_is_charged_on_all_or_none() {
-    let server = Server::start(&POLICIES);
-    let both = ask(&json!({ "user": "alice", "ip": "192.0.2.7" }), 1);
-    assert_eq!(server.post("/v1/check", &both).status, 200);
-    assert_eq!(server.post("/v1/check", &both).status, 200);
-    let denied = server.post("/v1/check", &both).json();
-    assert_eq!((&denied["policy"], &denied["key"]), (&json!("per-ip"), &json!("192.0.2.7")));
-    let used: Vec<_> = denied["policies"].as_array().unwrap().iter().map(|one| one["used"].clone()).collect();
-    assert_eq!(used, [json!(2), json!(2), json!(2)]);
-    // An address is one client in every spelling.
-    let mapped = ask(&json!({ "ip": "::ffff:192.0.2.7" }), 1);
-    assert_eq!(server.post("/v1/check", &mapped).status, 429);
-}
-
 /// Looking must be free, and a look that finds no room is no error.
 #[test]
 fn peek_refund_penalize_and_reset_do_what_they_say() {
@@ -442,17 +426,6 @@ fn large_bodies_unknown_paths_and_wrong_methods_are_told_apart() {
     }
     assert_eq!(server.get("/healthz").json(), json!({ "status": "ok" }));
     assert!(server.is_running());
-}
-
-/// Keys come from strangers and go into headers, JSON and logs.
-#[test]
-fn hostile_keys_come_back_escaped() {
-    let server = Server::start(&["--policy", "1/1h per user"]);
-    let body = json!({ "attributes": { "user": "a\r\nset-cookie: x=\"1\", <b>\u{0}" } }).to_string();
-    assert_eq!(server.post("/v1/check", &body).status, 200);
-    let denied = server.post("/v1/check", &body);
-    assert_eq!((denied.status, denied.header("set-cookie")), (429, None));
-    assert_eq!(denied.json()["key"], "a%0D%0Aset-cookie: x=\"1\"%2C <b>%00");
 }
 
 /// People decide by what the service says it enforces.

@@ -78,11 +78,6 @@ fn exchange_as(
     Ok((text(&answer), stream.conn.handshake_kind()))
 }
 
-fn resp_address(server: &Server) -> &str {
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp       rediss://"));
-    line.and_then(|line| line.split(", ").next()).expect("a RESP listener with TLS")
-}
-
 /// A certificate that is named and not used leaves a listener open that everybody believes is encrypted.
 #[test]
 fn http_and_resp_serve_tls_and_their_certificates_are_hot_reloaded() {
@@ -94,7 +89,7 @@ fn http_and_resp_serve_tls_and_their_certificates_are_hot_reloaded() {
     let config = folder.file("slidegate.yaml", config);
     let server = Server::start(&["--config", &config]);
     assert!(server.url.starts_with("https://127.0.0.1:"), "{}", server.greeting);
-    let resp = resp_address(&server);
+    let resp = server.address_of("resp");
     let ask = |name: &str| {
         let http = exchange(&server.address, name, (&authority, None), HTTP).ok();
         let resp = exchange(resp, name, (&authority, None), RESP).ok();
@@ -137,7 +132,7 @@ fn with_a_client_authority_only_its_clients_come_in_and_need_no_other_credential
     );
     let token = ("SLIDEGATE_ADMIN_TOKENS", format!("ops:write:{}", "0a".repeat(32)));
     let server = Server::start_with(&["--config", &config], &[(token.0, &token.1)]);
-    let resp = resp_address(&server);
+    let resp = server.address_of("resp");
     let check =
         b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 31\r\n\r\n\
                   {\"attributes\":{\"user\":\"alice\"}}";
@@ -183,7 +178,7 @@ fn clients_with_certificates_resume_no_session_so_that_each_connection_is_checke
         let config = format!("{POLICY}server: {{{tls}}}\nresp: {{listen: '127.0.0.1:0', {tls}}}\n");
         let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
         for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
-            for (address, bytes) in [(server.address.as_str(), HTTP), (resp_address(&server), RESP)] {
+            for (address, bytes) in [(server.address.as_str(), HTTP), (server.address_of("resp"), RESP)] {
                 let client = client(&authority, identity, &[version]);
                 let handshake = || exchange_as(&client, address, "limits.test", bytes).unwrap().1;
                 let kinds = [handshake(), handshake()];

@@ -49,9 +49,7 @@ fn a_flood_over_resp_leaves_memory_flat_and_busy_keys_their_counts() {
     };
     // Keys that were used once are evicted first.
     assert!((0..100).all(|user| spend(user) == 200));
-    let resp = server.greeting.lines().find_map(|line| line.strip_prefix("resp")).unwrap();
-    let mut stream =
-        TcpStream::connect(resp.split_once("://").unwrap().1.split(' ').next().unwrap()).unwrap();
+    let mut stream = TcpStream::connect(server.address_of("resp")).unwrap();
     let pid = {
         stream.write_all(command(&["INFO", "server"]).as_bytes()).unwrap();
         let mut answer = [0; 4096];

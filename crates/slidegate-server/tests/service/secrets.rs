@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::http::send;
-use slidegate_testkit::service::{Server, run, slidegate, text};
+use slidegate_testkit::service::{Server, Token, slidegate};
 
 /// What must not be seen.
 const HIDDEN: &str = "unseen9";
@@ -258,12 +258,7 @@ fn no_other_secret_is_shown_however_wrong_it_is() {
 /// Whoever may ask whether an instance is ready need not learn where Redis is.
 #[test]
 fn readiness_names_no_address_without_a_token() {
-    let made = text(&run(&["token", "new", "--name", "ops", "--scope", "read"]).stdout);
-    let of = |name: &str| {
-        made.split_whitespace().skip_while(|word| *word != name).nth(1).expect("a word").to_owned()
-    };
-    let (token, sha256) = (of("token"), of("sha256:").trim_end_matches(['}', ']']).to_owned());
-    let tokens = format!("ops:read:{sha256}");
+    let token = Token::new("ops", "read");
     for (store, is_away, reason) in [
         (
             &["--redis", "redis://:unseen9@127.0.0.1:1"][..],
@@ -273,14 +268,14 @@ fn readiness_names_no_address_without_a_token() {
         (&[], false, Value::Null),
     ] {
         let args = [&["--policy", "5/1m per user"], store].concat();
-        let server = Server::start_with(&args, &[("SLIDEGATE_ADMIN_TOKENS", &tokens)]);
+        let server = Server::start_with(&args, &[("SLIDEGATE_ADMIN_TOKENS", &token.entry)]);
         server.assert_matches_openapi("GET", "/readyz", None, 200);
         let expected = json!({ "status": "ready", "degraded": is_away, "reason": reason });
         let url = format!("{}/readyz", server.url);
         let with = |authorization: &str| send("GET", &url, authorization, "").json();
         assert_eq!(with(""), expected);
         assert_eq!(with("authorization: Bearer sg_wrong"), expected);
-        let full = with(&format!("authorization: Bearer {token}"));
+        let full = with(&format!("authorization: Bearer {}", token.secret));
         assert_eq!(full["store"]["kind"], if is_away { "redis" } else { "memory" }, "{full}");
         let open = Server::start(&args).get("/readyz").json();
         assert_eq!(open["store"]["kind"], full["store"]["kind"], "without tokens, loopback may read");

@@ -74,12 +74,6 @@ fn snapshot(server: &Server) -> Value {
     server.get("/v1/status").json()["snapshot"].clone()
 }
 
-fn metric(server: &Server, name: &str) -> f64 {
-    let page = server.get("/metrics").body;
-    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} in {page}")).parse().unwrap()
-}
-
 fn stop(mut server: Server) -> String {
     server.signal("TERM");
     assert!(server.wait().success());
@@ -205,7 +199,7 @@ fn a_damaged_snapshot_is_rejected_loudly_and_kept() {
         let aside = format!("{}.damaged-{}", place.file.display(), number + 1);
         assert_eq!(rejected["kept_as"], json!(aside));
         assert_eq!(fs::read(&aside).unwrap(), content);
-        assert!(metric(&server, "slidegate_snapshot_rejected") > 0.5);
+        assert!(server.metric("slidegate_snapshot_rejected") > 0.5);
         check(&server, "alice");
         let log = stop(server);
         let line = log.lines().find(|line| line.contains("the snapshot was rejected")).unwrap_or(&log);
@@ -244,7 +238,7 @@ fn a_place_that_cannot_be_written_is_an_error_at_the_start_and_a_warning_later()
     fs::rename(&folder, &moved).unwrap();
     let error = until("it cannot be saved", || snapshot(&server)["error"].as_str().map(str::to_owned));
     assert!(error.contains("No such file or directory"), "{error}");
-    assert!(metric(&server, "slidegate_snapshots_total{outcome=\"failed\"}") > 0.0);
+    assert!(server.metric("slidegate_snapshots_total{outcome=\"failed\"}") > 0.0);
     assert_eq!(check(&server, "alice")["allowed"], json!(true), "it goes on deciding");
     fs::rename(&moved, &folder).unwrap();
     until_true("it is saved again", || snapshot(&server)["error"].is_null());
@@ -304,7 +298,7 @@ fn the_variables_and_the_summary_name_the_file_and_the_bounds() {
     let memory = server.get("/v1/status").json()["memory"].clone();
     assert_eq!(memory["max_bytes"], json!(64 << 20));
     assert!(memory["bytes"].as_u64().unwrap() <= 64 << 20);
-    assert!((metric(&server, "slidegate_max_memory_bytes") - f64::from(64 << 20)).abs() < 1.0);
+    assert!((server.metric("slidegate_max_memory_bytes") - f64::from(64 << 20)).abs() < 1.0);
     stop(server);
     let summary = slidegate().args(["validate", &place.config]).output().unwrap();
     let summary = text(&summary.stdout);

@@ -238,8 +238,7 @@ fn an_unsampled_parent_has_no_span_and_roots_are_subject_to_the_ratio() {
 
 /// `RL.CHECK per-user KEY` at the RESP port.
 fn resp(server: &Server, key: &str) {
-    let port = server.greeting.lines().find_map(|line| line.strip_prefix("resp       redis://")).unwrap();
-    let mut stream = TcpStream::connect(port).unwrap();
+    let mut stream = TcpStream::connect(server.address_of("resp")).unwrap();
     write!(
         stream,
         "*3\r\n$8\r\nRL.CHECK\r\n$8\r\nper-user\r\n${}\r\n{key}\r\n*1\r\n$4\r\nQUIT\r\n",
@@ -319,7 +318,7 @@ fn a_grpc_call_is_a_child_of_its_callers_span() {
     let folder = TempDir::new("traces-grpc");
     let traces = format!("endpoint: '{}', sample_ratio: 0", collector.url);
     let server = start(&folder, &traces, &["--grpc", "127.0.0.1:0"]);
-    let place = server.greeting.lines().find_map(|line| line.strip_prefix("grpc       ")).unwrap().to_owned();
+    let place = format!("http://{}", server.address_of("grpc"));
     assert!(
         server.greeting.contains(&format!("traces     {}/v1/traces\n", collector.url)),
         "{}",

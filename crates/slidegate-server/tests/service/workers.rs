@@ -68,8 +68,7 @@ fn connect(address: &str, (request, end): Exchange) -> Box<dyn Client> {
 fn serve(folder: &TempDir, socket: &str) -> (Server, String) {
     let config = format!("{POLICY}server: {{socket: {socket}}}\nresp: {{listen: '127.0.0.1:0'}}\n");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp       redis://"));
-    let resp = line.expect("a RESP listener").to_owned();
+    let resp = server.address_of("resp").to_owned();
     (server, resp)
 }
 
@@ -154,8 +153,7 @@ fn refused_clients_learn_why() {
     let folder = TempDir::new("workers-refused");
     let config = format!("{POLICY}resp: {{listen: '127.0.0.1:0', max_connections: 1}}\n");
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
-    let line = server.greeting.lines().find_map(|line| line.strip_prefix("resp       redis://"));
-    let resp = line.expect("a RESP listener");
+    let resp = server.address_of("resp");
     let _open = connect(resp, RESP);
     for _ in 0..20 {
         let mut refusal = String::new();

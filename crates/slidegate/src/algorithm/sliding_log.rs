@@ -306,7 +306,7 @@ impl<E: Entries> Log<E> {
 mod tests {
     use std::time::Duration;
 
-    use super::ring::{Ring, Widths};
+    use super::ring::Widths;
     use super::*;
 
     fn charged(quota: &Quota, charges: &[(u64, u64)]) -> SlidingLog {
@@ -316,32 +316,6 @@ mod tests {
             log.charge(quota, now, cost);
         }
         log
-    }
-
-    /// Users switch from sorted sets because of memory. Every entry of every key pays for a field
-    /// that is too wide.
-    #[test]
-    fn a_full_log_of_single_requests_takes_four_bytes_an_entry() {
-        let quota = Quota::per_minute(100);
-        let charges: Vec<_> = (0..100).map(|i| (1_000_000 + i, 1)).collect();
-        let log = charged(&quota, &charges);
-        assert_eq!(log.used, 100);
-        assert_eq!(log.entries.ring.bytes().len(), 400);
-    }
-
-    /// Most keys of a real service are seen a few times and must not need memory outside the table.
-    #[test]
-    fn five_runs_lie_beside_the_key_and_one_of_any_cost() {
-        let quota = Quota::per_minute(100);
-        let few = charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
-        assert!(matches!(few.entries.ring, Ring::Inline(_)));
-        assert!(matches!(
-            charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).entries.ring,
-            Ring::Heap(_)
-        ));
-        let large = Quota::new(u64::MAX, Duration::from_secs(30 * 86_400)).unwrap();
-        assert!(matches!(charged(&large, &[(1, u64::MAX)]).entries.ring, Ring::Inline(_)));
-        assert_eq!(std::mem::size_of::<SlidingLog>(), 56);
     }
 
     /// A window of a month and costs of gigabytes widen the fields while a key is in use.
@@ -383,25 +357,6 @@ mod tests {
         let now = log.settle(&month, 7_200_000_000);
         log.charge(&month, now, 1);
         assert_eq!((log.oldest, log.newest, log.used), (0, now, 3));
-    }
-
-    /// Memory is bounded: whatever the limit, a key has at most `slots` + 1 entries.
-    #[test]
-    fn a_limit_of_millions_keeps_to_its_slots() {
-        let quota = Quota::per_minute(1_000_000).with_slots(10);
-        let charges: Vec<_> = (0..100_000).map(|i| (60_000_000 + i * 1000, 3)).collect();
-        let log = charged(&quota, &charges);
-        assert!(log.entries.len() <= 11 && log.entries.len() >= 10, "{}", log.entries.len());
-        assert!(log.used >= 3 * 60_000 && log.used <= 3 * 66_000, "{}", log.used);
-    }
-
-    /// An entry without cost would keep its time, and waits would end when nothing is freed.
-    #[test]
-    fn a_refund_of_the_whole_oldest_charge_drops_its_entry() {
-        let quota = Quota::per_minute(100);
-        let mut log = charged(&quota, &[(1, 3), (2, 4)]);
-        assert_eq!(log.refund(&quota, 3, 3), 3);
-        assert_eq!((log.entries.len(), log.oldest, log.used), (1, 2, 4));
     }
 
     /// Penalties charge beyond the limit, and must not take memory beyond it.

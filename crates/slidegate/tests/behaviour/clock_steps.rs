@@ -273,45 +273,6 @@ proptest! {
     }
 }
 
-/// What clock synchronisation does without anyone noticing must not be noticed by clients either.
-#[test]
-fn a_small_step_lengthens_the_wait_by_itself() {
-    for algorithm in Algorithm::ALL {
-        let quota = Quota::per_minute(10).with_algorithm(algorithm);
-        let mut stepping = Stepping::new(quota);
-        // Just past a border, so that the step goes back over it.
-        stepping.pass(60 * SECOND_US - stepping.clock_us % (60 * SECOND_US) + 1000);
-        let _ = stepping.limiter.check_cost("key", 10);
-        let before = micros(stepping.limiter.check("key").retry_after().unwrap());
-        stepping.back(300_000);
-        let after = stepping.limiter.check("key");
-        assert_eq!(after.retry_after().map(micros), Some(before + 300_000), "{algorithm}");
-        assert_eq!((after.used(), after.remaining()), (10, 0), "{algorithm}");
-    }
-}
-
-/// A step of a day must not cost a client a day.
-#[test]
-fn after_a_large_step_a_key_waits_no_longer_than_if_just_charged() {
-    let expected = [
-        (Algorithm::SlidingLog, 60 * SECOND_US),
-        // The rest of the present window, and the tenth of the next that frees one of ten.
-        (Algorithm::SlidingWindow, 55 * SECOND_US + 6 * SECOND_US),
-        // Not with the window that is entered again: that one would give the limit anew at every
-        // step.
-        (Algorithm::FixedWindow, 60 * SECOND_US),
-        (Algorithm::TokenBucket, 6 * SECOND_US),
-    ];
-    for (algorithm, wait) in expected {
-        let quota = Quota::per_minute(10).with_algorithm(algorithm);
-        let mut stepping = Stepping::at(quota, 60 * SECOND_US * 10_000_000 + 5 * SECOND_US);
-        let _ = stepping.limiter.check_cost("key", 10);
-        stepping.back(DAY_US);
-        let denied = stepping.limiter.check("key");
-        assert_eq!(denied.retry_after().map(micros), Some(wait), "{algorithm}");
-    }
-}
-
 /// The charges of the last minute keep their distances: room comes back bit by bit, not all at the
 /// end.
 #[test]

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Limiter, MemoryStore, Quota,
+    Limiter, MemoryStore, Quota,
     clock::{ManualClock, Timestamp},
 };
 
@@ -44,42 +44,6 @@ fn a_limiter_takes_no_limit_on_what_is_in_flight() {
         );
     }
     assert_eq!(limiter.quota(), Quota::per_minute(3));
-}
-
-/// Who makes a window longer means those, too, who have used it up already.
-#[test]
-fn a_longer_window_holds_what_was_charged_before_it() {
-    let (limiter, clock) = limiter(per(3, secs(2)));
-    let _ = limiter.check_cost("key", 3);
-    clock.advance(secs(1));
-    limiter.configure(per(3, secs(3600)));
-    assert_eq!(limiter.check("key").retry_after(), Some(secs(3599)));
-}
-
-/// The same, for the many keys that nobody asked about between the change and their former end.
-#[test]
-fn a_longer_window_holds_keys_that_a_sweep_meets_first() {
-    for algorithm in Algorithm::ALL {
-        let (limiter, clock) = limiter(per(3, secs(2)).with_algorithm(algorithm));
-        let _ = limiter.check_cost("key", 3);
-        limiter.configure(per(3, secs(3600)).with_algorithm(algorithm));
-        clock.advance(secs(10));
-        limiter.sweep(1000);
-        assert!(limiter.check_cost("key", 3).is_denied(), "{algorithm}");
-    }
-}
-
-/// A shorter window frees at once what it does not hold.
-#[test]
-fn a_shorter_window_frees_what_is_older() {
-    let (limiter, clock) = limiter(Quota::per_hour(3));
-    let _ = limiter.check_cost("key", 2);
-    clock.advance(secs(10));
-    let _ = limiter.check("key");
-    limiter.configure(per(3, secs(5)));
-    assert_eq!(limiter.peek("key").used(), 1);
-    clock.advance(secs(5));
-    assert_eq!(limiter.peek("key").used(), 0);
 }
 
 /// A limit above the slots rounds stamps up, ahead of the clock; below them again, that is no step
@@ -122,82 +86,6 @@ fn a_full_log_that_outlives_a_longer_window_keeps_its_stamps() {
     assert_eq!(limiter.check("key").retry_after(), Some(secs(86_400 - 7200 - 4 + 1)));
 }
 
-/// Limits go up and down with the load; each change binds what is there, and none loses it, except for
-/// what a bucket cannot hold.
-#[test]
-fn limits_that_go_up_and_down_keep_every_charge() {
-    for algorithm in Algorithm::ALL {
-        let (limiter, _) = limiter(Quota::per_minute(10).with_algorithm(algorithm));
-        let _ = limiter.check_cost("key", 7);
-        let mut used = 7;
-        for limit in [8, 2000, 7, 5, 10, 1, 0, 2000] {
-            let quota = Quota::per_minute(limit).with_algorithm(algorithm);
-            limiter.configure(quota);
-            used = used.min(quota.max_used());
-            let seen = limiter.peek("key");
-            assert_eq!((seen.limit(), seen.used()), (limit, used), "{algorithm}");
-            assert_eq!(
-                (seen.remaining(), seen.is_allowed()),
-                (limit.saturating_sub(used), limit > used),
-                "{algorithm}"
-            );
-        }
-    }
-}
-
-/// Another limit is no other window: what has half run out must not count whole again.
-#[test]
-fn another_limit_alone_leaves_the_weights_and_waits_of_what_was_charged() {
-    for algorithm in Algorithm::ALL {
-        let quota = |limit, burst| Quota::per_minute(limit).with_algorithm(algorithm).with_burst(burst);
-        let (limiter, clock) = limiter(quota(60, 60));
-        let _ = limiter.check_cost("key", 50);
-        clock.advance(secs(89) + Duration::from_micros(7));
-        let _ = limiter.check_cost("key", 3);
-        let seen = || {
-            let seen = limiter.peek("key");
-            (seen.used(), seen.frees_after(), seen.reset_after())
-        };
-        let before = seen();
-        // The rate at which a bucket drains is its limit: there only the burst changes.
-        let limits = if algorithm == Algorithm::TokenBucket { [60, 60] } else { [200, 70] };
-        for limit in limits {
-            limiter.configure(quota(limit, limit + 100));
-            assert_eq!(seen(), before, "{algorithm}");
-        }
-    }
-}
-
-/// Who replaces a limit per month by one per minute must not lock out the keys in use until the step
-/// of the old window ends: 42 minutes.
-#[test]
-fn a_log_of_long_steps_is_fine_at_once_under_a_short_window() {
-    for (before, after) in [
-        (per(5000, secs(30 * 86_400)), Quota::per_minute(100)),
-        (Quota::per_day(1_000_000), Quota::per_second(20)),
-        (Quota::per_day(2000), Quota::per_minute(100)),
-        // The same window and finer steps, and a coarse log that stays coarse.
-        (Quota::per_day(2000), Quota::per_day(1000)),
-        (Quota::per_day(2000), Quota::per_day(2000).with_slots(1200)),
-        (Quota::per_day(2000), Quota::per_hour(2000)),
-    ] {
-        let (limiter, clock) = limiter(before);
-        clock.set(Timestamp::from_secs(1_036_800_000) + Duration::from_micros(1));
-        let _ = limiter.check("key");
-        limiter.configure(after);
-        let longest = after.window() + after.window().div_f64(1024.0) + secs(1);
-        for second in 0..2600 {
-            // One was charged before, and others each second.
-            if second.min(after.window().as_secs() + 1) + 1 < after.limit() {
-                assert!(limiter.check("key").is_allowed(), "{after:?} after {second} s");
-            }
-            let reset_after = limiter.peek("key").reset_after();
-            assert!(reset_after <= longest, "{after:?} after {second} s: {reset_after:?}");
-            clock.advance(secs(1));
-        }
-    }
-}
-
 /// Steps that differ by less than twice have as many bits in a log, and no clock has stepped back: charges
 /// must not expire early.
 #[test]
@@ -213,39 +101,4 @@ fn finer_steps_expire_no_charge_early() {
     limiter.peek("key");
     clock.set(midnight + (secs(86_400) - Duration::from_micros(1)));
     assert_eq!(limiter.peek("key").used(), 2000);
-}
-
-/// Who lowers the limit of a bucket wants it to be open again when the new quota says, not after it
-/// has drained what only the old one could hold.
-#[test]
-fn a_bucket_holds_no_more_than_its_new_quota_counts() {
-    let bucket = |limit, window| per(limit, window).with_algorithm(Algorithm::TokenBucket);
-    for (before, after) in [
-        (bucket(1000, secs(60)), bucket(10, secs(60))),
-        (bucket(1000, secs(60)), bucket(10, secs(3600))),
-        (bucket(1000, secs(3600)), bucket(10, secs(60))),
-    ] {
-        let (limiter, _) = limiter(before);
-        let _ = limiter.check_cost("key", 1000);
-        limiter.configure(after);
-        let seen = limiter.check("key");
-        assert_eq!((seen.used(), after.max_used()), (20, 20));
-        assert_eq!(seen.retry_after(), Some(after.window() * 11 / 10), "{after:?}");
-    }
-}
-
-/// What has almost left the sliding window must not come back with another window.
-#[test]
-fn two_counters_keep_what_counts_under_another_window() {
-    let quota = |window| per(100, window).with_algorithm(Algorithm::SlidingWindow);
-    let (limiter, clock) = limiter(quota(secs(60)));
-    let _ = limiter.check_cost("key", 100);
-    clock.set(START + secs(119));
-    let _ = limiter.check_cost("key", 3);
-    assert_eq!(limiter.peek("key").used(), 5);
-    for window in [secs(3600), secs(7), secs(60)] {
-        limiter.configure(quota(window));
-        assert_eq!(limiter.peek("key").used(), 5, "{window:?}");
-        assert!(limiter.peek_cost("key", 95).is_allowed(), "{window:?}");
-    }
 }

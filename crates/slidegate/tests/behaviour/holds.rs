@@ -7,7 +7,6 @@ mod histories;
 mod in_flight;
 mod one_state;
 mod shares;
-mod simulation;
 
 use std::time::Duration;
 

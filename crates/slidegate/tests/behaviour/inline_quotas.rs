@@ -38,35 +38,6 @@ fn a_named_policy_decides_alone_and_whatever_its_conditions() {
     assert_eq!(used(&gate, &Request::new().with("user", "alice").under("all")), 0);
 }
 
-/// Protocols add their own policies to the set: those must not apply to other requests.
-#[test]
-fn a_policy_for_those_who_name_it_decides_no_other_request() {
-    let mine = policy("mine", Quota::per_minute(0)).with_only_when_named();
-    let (gate, _) = gate([mine, policy("all", Quota::per_minute(1))]);
-    let request = Request::new().with("user", "alice");
-    assert!(gate.check(&request).is_allowed());
-    assert!(gate.check(&request.under("mine")).is_denied());
-}
-
-/// Usage under a policy must count under an inline quota, and vice versa.
-#[test]
-fn usage_is_kept_between_inline_quotas_and_the_policys_own() {
-    for algorithm in Algorithm::ALL {
-        let quota = |limit| Quota::per_minute(limit).with_algorithm(algorithm);
-        let (gate, _) = gate([policy("p", quota(5))]);
-        let alice = || Request::new().with("user", "alice");
-        assert!(gate.check(&alice().with_cost(4)).is_allowed());
-        let found =
-            gate.check(&alice().with_quota(quota(3))).strictest().map(|one| (one.limit(), one.used()));
-        assert_eq!(found, Some((3, 4)), "{algorithm}");
-        assert!(gate.check(&alice().with_quota(quota(9)).with_cost(5)).is_allowed());
-        assert_eq!(used(&gate, &alice()), 9, "{algorithm}");
-        gate.configure(PolicySet::new([policy("p", quota(10))]).unwrap()).unwrap();
-        assert!(gate.check(&alice()).is_allowed());
-        assert_eq!(used(&gate, &alice()), 10, "{algorithm}");
-    }
-}
-
 /// Usage that has expired under the key's inline quota would still count under the policy's own.
 #[test]
 fn a_reset_judges_usage_by_the_quota_it_is_under() {
@@ -194,41 +165,6 @@ fn inline_quotas_of_many_keys_that_leave_do_no_harm() {
         clock.advance(Duration::from_secs(3));
     }
     assert!(gate.store().stats().keys <= 200, "{:?}", gate.store().stats());
-}
-
-/// One denial must leave every other request of the step untouched, each at its own cost.
-#[test]
-fn several_requests_are_charged_all_or_none_at_their_own_costs() {
-    let (gate, _) = gate([policy("a", Quota::per_minute(10)), policy("b", Quota::per_minute(5))]);
-    let of = |name, cost| Request::new().with("user", "alice").under(name).with_cost(cost);
-    assert!(gate.apply_all(Verb::Check, &[of("a", 3), of("b", 6)]).is_denied());
-    assert_eq!((used(&gate, &of("a", 0)), used(&gate, &of("b", 0))), (0, 0));
-    let both = [of("b", 5), of("a", 3)];
-    let decisions = gate.apply_all(Verb::Check, &both);
-    let found: Vec<_> =
-        decisions.iter().map(|one| (one.request(), one.policy().name(), one.used())).collect();
-    assert_eq!(found, [(0, "b", 5), (1, "a", 3)]);
-    let back = [of("a", 1), of("b", 2)];
-    let given = gate.apply_all(Verb::Refund, &back);
-    assert_eq!(given.iter().map(|one| (one.cost(), one.used())).collect::<Vec<_>>(), [(1, 2), (2, 3)]);
-    assert!(gate.apply_all(Verb::Check, &[]).is_allowed());
-}
-
-/// Two that fit one by one must not both pass where only one does.
-#[test]
-fn requests_that_meet_on_a_key_are_asked_together() {
-    let (gate, _) = gate([policy("a", Quota::per_minute(5))]);
-    let of = |user, cost| Request::new().with("user", user).with_cost(cost);
-    let three = [of("alice", 3), of("bob", 1), of("alice", 3)];
-    let decisions = gate.apply_all(Verb::Check, &three);
-    let denied: Vec<_> = decisions.iter().map(|one| (one.request(), one.is_denied(), one.used())).collect();
-    assert_eq!(denied, [(0, true, 0), (1, false, 0), (2, true, 0)]);
-    let three = [of("alice", 3), of("bob", 1), of("alice", 2)];
-    let decisions = gate.apply_all(Verb::Check, &three);
-    assert_eq!(
-        decisions.iter().map(|one| (one.request(), one.used())).collect::<Vec<_>>(),
-        [(0, 5), (1, 1), (2, 5)]
-    );
 }
 
 /// What was consumed is known afterwards: it has to be waited out, not forgotten because it did not

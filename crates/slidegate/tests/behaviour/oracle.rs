@@ -193,14 +193,3 @@ fn a_longer_window_keeps_what_a_sweep_by_the_old_one_would_drop() {
         assert_eq!(used, if algorithm == Algorithm::TokenBucket { 57 } else { 60 }, "{algorithm}");
     }
 }
-
-/// Who comes back to an algorithm must not find the charges of last time.
-#[test]
-fn another_algorithm_starts_every_key_afresh() {
-    let limiter = Limiter::new(Quota::per_hour(10));
-    let _ = limiter.check_cost("key", 10);
-    limiter.configure(Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow));
-    assert_eq!(limiter.peek("key").used(), 0);
-    limiter.configure(Quota::per_hour(10));
-    assert_eq!(limiter.peek("key").used(), 0);
-}

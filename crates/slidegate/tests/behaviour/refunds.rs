@@ -102,18 +102,3 @@ proptest! {
         }
     }
 }
-
-/// The charge that a refund leaves behind must be the one that counts longest.
-#[test]
-fn a_refund_takes_the_oldest_charge_of_a_log() {
-    let clock = ManualClock::new();
-    let limiter =
-        Limiter::with_store(Quota::per_minute(10), MemoryStore::builder().clock(clock.clone()).build());
-    let _ = limiter.check_cost("key", 5);
-    clock.advance(Duration::from_secs(50));
-    let _ = limiter.check_cost("key", 5);
-    let refunded = limiter.refund("key", 5);
-    assert_eq!((refunded.used(), refunded.reset_after()), (5, Duration::from_secs(60)));
-    limiter.refund("key", 2);
-    assert_eq!(limiter.peek("key").used(), 3);
-}

@@ -210,29 +210,6 @@ mod tests {
         a
     }
 
-    /// Two operators made changes around a loss: both changes must be active.
-    #[test]
-    fn changes_of_both_sides_are_kept_and_the_newer_one_of_the_same_thing() {
-        let mut base = Document::default();
-        base.set_policy("p", terms(1), What::Set, "ops", 10);
-        block(&mut base, "mallory", 20);
-        block(&mut base, "trent", 21);
-        let (mut one, mut other) = (base.clone(), base.clone());
-        block(&mut one, "evil", 30);
-        assert!(one.clear_key("p", "mallory", &KeyKind::Block, 31));
-        one.set_policy("p", terms(2), What::Set, "ops", 32);
-        one.set_policy("q", terms(9), What::Set, "ops", 33);
-        block(&mut other, "evil2", 40);
-        other.set_policy("p", terms(3), What::Set, "support", 41);
-        assert!(other.clear_key("p", "trent", &KeyKind::Block, 42));
-        block(&mut other, "trent", 43);
-        let both = merged(&one, &other);
-        assert_eq!(blocked(&both), ["evil", "evil2", "trent"]);
-        assert_eq!((&both.policies["p"], &both.policies["q"]), (&terms(3).unwrap(), &terms(9).unwrap()));
-        // A newer document contains all, an empty one nothing.
-        assert!(both.holds(&base, 0) && !base.holds(&both, 0) && !Document::default().holds(&base, 0));
-    }
-
     /// Two concurrent changes in one millisecond: instances that merge in different orders must
     /// agree.
     #[test]

@@ -224,58 +224,6 @@ mod tests {
         }
     }
 
-    /// An empty restart, and a write before the other instance has polled: both must enforce both
-    /// changes.
-    #[test]
-    fn a_write_after_a_loss_keeps_what_was_in_force() {
-        let (mut store, mut a, mut b) = (Store::default(), Instance::default(), Instance::default());
-        a.block(&mut store, "mallory", 1);
-        b.poll(&mut store, 2);
-        let before = store.now.id;
-        store.now = StoredDocument::default();
-        a.block(&mut store, "evil2", 3);
-        assert_ne!(store.now.id.epoch, before.epoch);
-        assert!(store.now.id.version > before.version);
-        b.poll(&mut store, 4);
-        assert_eq!((a.blocked(5), b.blocked(5)), (vec!["evil2", "mallory"], vec!["evil2", "mallory"]));
-        assert_eq!((a.losses, b.losses, a.held.id), (1, 0, b.held.id));
-    }
-
-    /// A new instance that does not know the lost changes writes first: no change may be dropped.
-    #[test]
-    fn a_document_of_another_epoch_is_merged_with_what_is_in_force() {
-        let (mut store, mut a, mut c) = (Store::default(), Instance::default(), Instance::default());
-        a.block(&mut store, "mallory", 1);
-        store.now = StoredDocument::default();
-        c.block(&mut store, "evil2", 2);
-        assert_eq!(store.now.id.version, a.held.id.version, "a version is used again");
-        a.poll(&mut store, 3);
-        c.poll(&mut store, 4);
-        assert_eq!((a.blocked(5), c.blocked(5)), (vec!["evil2", "mallory"], vec!["evil2", "mallory"]));
-        assert_eq!((a.losses, c.losses, a.held.id), (1, 0, c.held.id));
-    }
-
-    /// A lagging replica is written at a version that another instance already has: equal versions,
-    /// different changes.
-    #[test]
-    fn a_reused_version_of_the_same_epoch_is_noticed() {
-        let (mut store, mut a, mut b) = (Store::default(), Instance::default(), Instance::default());
-        a.block(&mut store, "mallory", 1);
-        b.poll(&mut store, 2);
-        let replica = store.now.clone();
-        a.block(&mut store, "trent", 3);
-        store.now = replica;
-        b.block(&mut store, "evil2", 4);
-        let (ours, theirs) = (a.held.id, b.held.id);
-        assert_eq!((ours.epoch, ours.version), (theirs.epoch, theirs.version));
-        a.poll(&mut store, 5);
-        b.poll(&mut store, 6);
-        for one in [&a, &b] {
-            assert_eq!(one.blocked(7), ["evil2", "mallory", "trent"]);
-        }
-        assert_eq!(a.losses, 1);
-    }
-
     /// No loss may be reported without one: operators disable alerts that fire for nothing.
     #[test]
     fn starting_and_following_others_is_not_a_loss() {

@@ -390,21 +390,4 @@ mod tests {
             ["RateLimit-Limit: 10", "RateLimit-Remaining: 0", "RateLimit-Reset: 58", "retry-after: 58"]
         );
     }
-
-    /// Unlike in envoyproxy/ratelimit, a denied call charges nothing, neither on its limit nor on
-    /// others.
-    #[tokio::test]
-    async fn a_denied_call_charges_nothing() {
-        let (handler, _) = at("free", 1234);
-        assert_eq!(statuses(&send(&handler, &["hour", "day"], 11).await)[0], (Code::OverLimit, 0, 0));
-        assert_eq!(statuses(&send(&handler, &["hour"], 10).await), [(Code::Ok, 0, 2366)]);
-        assert_eq!(statuses(&send(&handler, &["day", "hour"], 5).await)[0], (Code::Ok, 10, 0));
-        assert_eq!(statuses(&send(&handler, &["day"], 10).await), [(Code::Ok, 0, 85_166)]);
-        // As in envoyproxy/ratelimit with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: only one of the two
-        // has room for 2.
-        send(&handler, &["fifteen", "fourteen"], 13).await;
-        let over = statuses(&send(&handler, &["fifteen", "fourteen"], 2).await);
-        assert_eq!(over, [(Code::Ok, 2, 2366), (Code::OverLimit, 0, 2366)]);
-        assert_eq!(statuses(&send(&handler, &["fifteen"], 2).await), [(Code::Ok, 0, 2366)]);
-    }
 }

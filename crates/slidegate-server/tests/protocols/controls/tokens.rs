@@ -4,7 +4,7 @@ use std::io::Read;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use slidegate_testkit::service::{run, text};
+use slidegate_testkit::service::Token;
 use tonic::Code as GrpcCode;
 use tonic::metadata::MetadataValue;
 
@@ -14,31 +14,11 @@ use crate::rls::client::channel;
 /// Without RESP, whose credential is a password that is not reloaded.
 const CONFIG: &str = "grpc: {listen: '127.0.0.1:0'}\nauth: {preset: caddy}\n";
 
-/// A token and its line in the file.
-struct Token {
-    name: &'static str,
-    secret: String,
-    sha256: String,
-}
-
-impl Token {
-    fn new(name: &'static str) -> Self {
-        let made = text(&run(&["token", "new", "--name", name, "--scope", "read"]).stdout);
-        let of =
-            |word: &str| made.split_whitespace().skip_while(|one| *one != word).nth(1).unwrap().to_owned();
-        let sha256 = of("sha256:").trim_end_matches(['}', ']']).to_owned();
-        Self { name, secret: of("token"), sha256 }
-    }
-
-    /// Its line, with these rights and maybe a key.
-    fn line(&self, scope: &str, key: Option<&str>) -> String {
-        let key = key.map(|key| format!(", key: '{key}'")).unwrap_or_default();
-        format!("{{name: {}, scope: [{scope}]{key}, sha256: {}}}", self.name, self.sha256)
-    }
-
-    fn header(&self) -> String {
-        format!("authorization: Bearer {}\r\n", self.secret)
-    }
+/// The line of a token in the file, with these rights and maybe a key.
+fn file_line(token: &Token, scope: &str, key: Option<&str>) -> String {
+    let (name, _) = token.entry.split_once(':').unwrap();
+    let key = key.map(|key| format!(", key: '{key}'")).unwrap_or_default();
+    format!("{{name: {name}, scope: [{scope}]{key}, sha256: {}}}", token.sha256)
 }
 
 fn admin(decisions: &str, lines: &[String]) -> String {
@@ -82,20 +62,34 @@ fn open(instance: &Instance, path: &str, fields: &str) -> (BufReader<TcpStream>,
 #[test]
 fn a_stream_ends_when_its_token_may_not_read_it_any_more() {
     let folder = TempDir::new("controls-streams");
-    let (ops, other) = (Token::new("ops"), Token::new("other"));
+    let (ops, other) = (Token::new("ops", "read"), Token::new("other", "read"));
     let rule = |line: Option<String>| {
-        admin("open", &[Some(ops.line("read, write", None)), line].into_iter().flatten().collect::<Vec<_>>())
+        admin(
+            "open",
+            &[Some(file_line(&ops, "read, write", None)), line].into_iter().flatten().collect::<Vec<_>>(),
+        )
     };
-    let (reads, own) = (Some(other.line("read", None)), Some(other.line("read", Some("per-user/alice"))));
+    let (reads, own) =
+        (Some(file_line(&other, "read", None)), Some(file_line(&other, "read", Some("per-user/alice"))));
     let instance = start(&folder, "", &rule(reads.clone()));
     let (all, one, live) = ("/v1/events", "/v1/events?policy=per-user&key=alice", "/v1/live");
     // What the token may do before and after; for each stream whether it stays open.
     let cases = [
         ("removed", reads.clone(), None, &[(all, false), (one, false), (live, false)][..]),
-        ("right removed", reads.clone(), Some(other.line("decide", None)), &[(all, false), (live, false)]),
-        ("right added", reads.clone(), Some(other.line("read, write", None)), &[(all, true), (live, true)]),
+        (
+            "right removed",
+            reads.clone(),
+            Some(file_line(&other, "decide", None)),
+            &[(all, false), (live, false)],
+        ),
+        (
+            "right added",
+            reads.clone(),
+            Some(file_line(&other, "read, write", None)),
+            &[(all, true), (live, true)],
+        ),
         ("limited to a key", reads, own.clone(), &[(all, false), (one, true), (live, false)]),
-        ("another key", own.clone(), Some(other.line("read", Some("per-user/bob"))), &[(one, false)]),
+        ("another key", own.clone(), Some(file_line(&other, "read", Some("per-user/bob"))), &[(one, false)]),
         ("the same", own.clone(), own, &[(one, true)]),
     ];
     for (case, before, after, streams) in cases {
@@ -124,11 +118,11 @@ fn a_stream_ends_when_its_token_may_not_read_it_any_more() {
 #[test]
 fn a_token_that_was_removed_does_nothing_on_any_path() {
     let folder = TempDir::new("controls-removed");
-    let (ops, other) = (Token::new("ops"), Token::new("other"));
+    let (ops, other) = (Token::new("ops", "read"), Token::new("other", "read"));
     let with = |scope: Option<&str>| {
-        let line = scope.map(|scope| other.line(scope, None));
+        let line = scope.map(|scope| file_line(&other, scope, None));
         let lines: Vec<_> =
-            [Some(ops.line("read, write, decide", None)), line].into_iter().flatten().collect();
+            [Some(file_line(&ops, "read, write, decide", None)), line].into_iter().flatten().collect();
         admin("token", &lines)
     };
     let instance = start(&folder, "", &with(Some("decide, read")));
@@ -186,8 +180,8 @@ fn a_repeated_reservation_returns_its_ticket_to_its_caller_only() {
     let redis = RedisServer::start();
     for store in [String::new(), format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url())] {
         let folder = TempDir::new("controls-idempotency");
-        let (one, other) = (Token::new("one"), Token::new("other"));
-        let lines = [one.line("decide", None), other.line("decide", None)];
+        let (one, other) = (Token::new("one", "read"), Token::new("other", "read"));
+        let lines = [file_line(&one, "decide", None), file_line(&other, "decide", None)];
         for decisions in ["open", "token"] {
             let instance = start(&folder, &store, &admin(decisions, &lines));
             let user = format!("alice-{decisions}");
@@ -226,9 +220,9 @@ fn a_repeated_reservation_returns_its_ticket_to_its_caller_only() {
 fn a_token_of_one_key_sees_no_events_of_other_keys() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("controls-tenants"));
     let store = format!("store: {{redis: '{}', deadline: 10s, hash_tag: tenant}}\n", redis.url());
-    let (ops, own) = (Token::new("ops"), Token::new("own"));
+    let (ops, own) = (Token::new("ops", "read"), Token::new("own", "read"));
     let rules = |scope: &str, key: &str| {
-        let lines = [ops.line("read, write", None), own.line("read", Some(key))].join(", ");
+        let lines = [file_line(&ops, "read, write", None), file_line(&own, "read", Some(key))].join(", ");
         let policy = format!("{{name: per-user, scope: [{scope}], quota: 0/1h, keys_shown: masked}}");
         format!("admin: {{tokens: [{lines}]}}\npolicies: [{policy}]\n")
     };

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
 use slidegate_testkit::TempDir;
-use slidegate_testkit::service::{Server, run, text};
+use slidegate_testkit::service::{Server, Token};
 use tonic::Code as GrpcCode;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -256,11 +256,8 @@ async fn what_is_no_request_is_refused_with_a_reason() {
 /// Refunds raise what a client may use, so this port must not bypass the tokens of the others.
 #[tokio::test]
 async fn hits_are_given_back_with_a_token_where_tokens_are_configured() {
-    let made = run(&["token", "new", "--name", "envoy", "--scope", "decide"]);
-    let printed = text(&made.stdout);
-    let of = |name: &str| printed.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-    let (token, line) = (of("token "), of("environment "));
-    let variables = [("SLIDEGATE_ADMIN_TOKENS", line.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap())];
+    let Token { secret: token, entry, .. } = Token::new("envoy", "decide");
+    let variables = [("SLIDEGATE_ADMIN_TOKENS", entry.as_str())];
     let folder = TempDir::new("rls-tokens");
     let policy = "policies: [{name: per-user, scope: [user], quota: 9/1h}]\n";
     let open = folder.file("open.yaml", policy);

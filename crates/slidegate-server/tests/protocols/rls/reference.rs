@@ -15,7 +15,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::client::{
-    Client, ask, channel, client, descriptor, hitting, limit, seconds, statuses, string, until, user,
+    Client, ask, channel, client, descriptor, limit, seconds, statuses, string, until, user,
 };
 
 /// Like envoyproxy/ratelimit's own example. Years, as no test may run across the border of a fixed
@@ -37,7 +37,6 @@ descriptors:
   - {key: quota2, quota_mode: true, metadata: {pool: b, tier: 2}, rate_limit: {unit: year, requests_per_unit: 2}}
   - {key: wide, rate_limit: {name: wide, unit: year, requests_per_unit: 1}}
   - {key: narrow, rate_limit: {unit: year, requests_per_unit: 3, replaces: [{name: wide}]}}
-  - {key: tokens, rate_limit: {unit: year, requests_per_unit: 7}}
 ";
 
 /// A server that takes the reference's place with these files and variables, its windows fixed.
@@ -166,17 +165,6 @@ async fn shadow_quota_and_replaced_limits_deny_as_they_do_there() {
     }
     assert_eq!(statuses(&asked(&mut client, &[wide]).await), [(Code::Ok, 0)], "it was not counted");
     assert_eq!(asked(&mut client, &[wide]).await.overall_code(), Code::OverLimit);
-
-    // Three charges of 4 against 7, and a look.
-    let tokens = |hits| RateLimitRequest {
-        domain: "test-domain".into(),
-        descriptors: vec![hitting(hits, descriptor(&[("tokens", "x")]))],
-        hits_addend: 0,
-    };
-    for (hits, code) in [(4, Code::Ok), (4, Code::OverLimit), (4, Code::OverLimit), (0, Code::OverLimit)] {
-        let answer = client.should_rate_limit(tokens(hits)).await.unwrap().into_inner();
-        assert_eq!(answer.overall_code(), code, "{hits}");
-    }
 }
 
 /// Dashboards and clients read these names and this shape.

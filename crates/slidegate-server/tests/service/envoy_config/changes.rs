@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
-use slidegate_testkit::service::{Server, run, slidegate, text};
+use slidegate_testkit::service::{Server, run, text};
 
 use super::one_limit;
 
@@ -138,36 +138,6 @@ fn a_swapped_root_is_taken_in_by_the_environments_settings() {
     fs::write(path("r2/app/config/edge.yaml"), one_limit(8)).unwrap();
     wait_for("the file that was written over", || asked(&server, "peek", 1)["limit"] == 8);
     assert_eq!(asked(&server, "peek", 1)["used"], 5);
-}
-
-/// A pod may start before its configuration is there, if that was wanted.
-#[test]
-fn it_starts_without_files_only_where_that_is_wanted() {
-    let folder = TempDir::new("envoy-none");
-    let root = format!("{}/runtime", folder.as_str());
-    let variables = [
-        ("RUNTIME_ROOT", root.as_str()),
-        ("HOST", "127.0.0.1"),
-        ("DEBUG_PORT", "0"),
-        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
-    ];
-    let server = Server::start_with(&["--envoy-env", "--grpc", "127.0.0.1:0"], &variables);
-    assert!(server.greeting.contains("/runtime/config: no readable files yet"), "{}", server.greeting);
-    assert_eq!(asked(&server, "peek", 1)["field"], "policy");
-    fs::create_dir_all(format!("{root}/config")).unwrap();
-    fs::write(format!("{root}/config/edge.yaml"), one_limit(5)).unwrap();
-    wait_for("the first files", || asked(&server, "peek", 1)["limit"] == 5);
-    let output = slidegate()
-        .args(["serve", "--envoy-env", "--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"])
-        .envs([("RUNTIME_ROOT", "/no/such"), ("DEBUG_PORT", "0")])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        text(&output.stderr).starts_with("/no/such/config: cannot be read: "),
-        "{}",
-        text(&output.stderr)
-    );
 }
 
 /// Both at once is how one moves from one to the other.

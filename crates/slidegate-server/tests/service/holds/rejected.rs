@@ -151,19 +151,15 @@ fn a_foreign_or_changed_ticket_is_404_and_changes_no_key() {
 #[test]
 fn reservations_need_the_rights_of_checks() {
     let folder = TempDir::new("holds-access");
-    let made = text(&run(&["token", "new", "--name", "gateway", "--scope", "decide"]).stdout);
-    let of = |name: &str| made.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-    let variable = of("environment ");
-    let tokens = variable.strip_prefix("SLIDEGATE_ADMIN_TOKENS=").unwrap();
+    let token = Token::new("gateway", "decide");
     let file = folder.file(
         "slidegate.yaml",
         "policies: [{name: tokens, scope: [user], quota: 100/1h}]\nadmin: {decisions: token}\n",
     );
-    let server = Server::start_with(&["--config", &file], &[("SLIDEGATE_ADMIN_TOKENS", tokens)]);
+    let server = Server::start_with(&["--config", &file], &[("SLIDEGATE_ADMIN_TOKENS", &token.entry)]);
     let statuses = ["check", "reserve", "settle", "extend", "cancel"]
         .map(|route| server.post(&format!("/v1/{route}"), r#"{"attributes":{}}"#).status);
     assert_eq!(statuses, [401; 5]);
-    let fields = format!("authorization: Bearer {}\r\n", of("token "));
     let body = r#"{"attributes":{"user":"alice"}}"#;
-    assert_eq!(server.ask_with(&fields, "POST", "/v1/reserve", Some(body)).status, 200);
+    assert_eq!(server.ask_with(&token.header(), "POST", "/v1/reserve", Some(body)).status, 200);
 }

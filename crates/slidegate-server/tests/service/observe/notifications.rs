@@ -77,12 +77,6 @@ fn config(url: &str) -> String {
     )
 }
 
-fn metric(server: &Server, name: &str) -> u64 {
-    let page = server.get("/metrics").body;
-    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
-}
-
 /// A customer near the limit is notified once, before requests are denied, on every channel.
 #[test]
 fn a_key_that_nears_its_limit_is_reported_once_for_each_threshold() {
@@ -134,9 +128,9 @@ fn a_key_that_nears_its_limit_is_reported_once_for_each_threshold() {
     let events = events["events"].as_array().unwrap().iter().filter(|event| event["verdict"] == "notify");
     let seen: Vec<_> = events.map(|event| (event["used"].clone(), event["threshold"].clone())).collect();
     assert_eq!(seen.len(), 4, "{seen:?}");
-    until_true("all are sent", || metric(&server, "slidegate_webhook_messages_total{outcome=\"sent\"}") == 4);
-    assert_eq!(metric(&server, "slidegate_notifications_total{policy=\"per-user\"}"), 4);
-    assert_eq!(metric(&server, "slidegate_notifications_total{policy=\"silent\"}"), 0);
+    until_true("all are sent", || server.count("slidegate_webhook_messages_total{outcome=\"sent\"}") == 4);
+    assert_eq!(server.count("slidegate_notifications_total{policy=\"per-user\"}"), 4);
+    assert_eq!(server.count("slidegate_notifications_total{policy=\"silent\"}"), 0);
     assert!(received.try_recv().is_err(), "no other one");
     let line = "slidegate::notifications: threshold reached policy=\"per-user\"";
     until_true("all are logged", || std::fs::read_to_string(&log).unwrap().matches(line).count() == 4);
@@ -168,7 +162,7 @@ fn a_key_that_is_blocked_for_its_denials_is_reported_once_with_its_block() {
     until_true("the event is there", || !reported().is_empty());
     let [event] = &reported()[..] else { panic!("{:?}", reported()) };
     assert_eq!((&event["reason"], &event["block"]), (&data["reason"], &data["block"]));
-    assert_eq!(metric(&server, "slidegate_escalations_total"), 1);
+    assert_eq!(server.count("slidegate_escalations_total"), 1);
     assert!(received.try_recv().is_err(), "no other one");
 }
 
@@ -184,9 +178,9 @@ fn a_message_is_sent_again_until_its_receiver_takes_it() {
         assert_eq!(attempt.verified(), attempts[0].verified());
         assert_eq!(attempt.field("webhook-id"), attempts[0].field("webhook-id"));
     }
-    until_true("it is sent", || metric(&server, "slidegate_webhook_messages_total{outcome=\"sent\"}") == 1);
-    assert_eq!(metric(&server, "slidegate_webhook_retries_total"), 2);
-    assert_eq!(metric(&server, "slidegate_webhook_messages_total{outcome=\"failed\"}"), 0);
+    until_true("it is sent", || server.count("slidegate_webhook_messages_total{outcome=\"sent\"}") == 1);
+    assert_eq!(server.count("slidegate_webhook_retries_total"), 2);
+    assert_eq!(server.count("slidegate_webhook_messages_total{outcome=\"failed\"}"), 0);
 }
 
 /// A receiver that hangs holds a bounded number of messages and no decision.
@@ -203,10 +197,10 @@ fn messages_that_exceed_the_queue_are_dropped_and_counted() {
         assert_eq!(server.post("/v1/check/batch", &batch).status, 200);
     }
     until_true("all are reported", || {
-        metric(&server, "slidegate_notifications_total{policy=\"per-user\"}") == 400
+        server.count("slidegate_notifications_total{policy=\"per-user\"}") == 400
     });
     // Half of the 256 wait, as the policy leaves the rest to others, and one may be sent.
-    let dropped = metric(&server, "slidegate_webhook_messages_total{outcome=\"dropped\"}");
+    let dropped = server.count("slidegate_webhook_messages_total{outcome=\"dropped\"}");
     assert!((270..=272).contains(&dropped), "{dropped}");
     assert!(check(&server, &json!({ "user": "zoe" })));
 }

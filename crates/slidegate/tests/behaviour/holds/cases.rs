@@ -1,176 +1,14 @@
 //! Cases of reservations, one by one, with every number.
 
 use slidegate::{
-    Algorithm, Block, Counts, Reason,
-    reserve::{Extension, HoldStatus, Unsettled},
+    Block, Counts, Reason,
+    reserve::{Extension, HoldStatus},
 };
 
 use super::*;
 
 fn log() -> Bench {
     Bench::under(Quota::per_minute(100))
-}
-
-/// What is held counts in full, and what is settled counts from when it is settled.
-#[test]
-fn a_hold_counts_until_it_is_settled_and_then_counts_what_it_cost() {
-    let bench = log();
-    let ticket = bench.reserve(60, secs(60));
-    assert_eq!(bench.usage(), (0, 60, 40));
-    bench.at(secs(1));
-    // The hold ends at 60 s and is charged then, so it counts to 120 s.
-    assert_eq!(bench.try_reserve(50, secs(60)), Err(Some(secs(119))));
-    bench.at(secs(10));
-    let settled = bench.settle(&ticket, 20);
-    assert_eq!((settled.status(), only(&settled).cost()), (HoldStatus::Changed, 20));
-    assert_eq!(bench.usage(), (20, 0, 80));
-    let _open = bench.reserve(50, secs(60));
-    assert_eq!(bench.usage(), (20, 50, 30));
-}
-
-/// Clients repeat a call that was not answered; it must not charge twice.
-#[test]
-fn a_settlement_that_is_repeated_charges_nothing() {
-    let bench = log();
-    let ticket = bench.reserve(60, secs(60));
-    bench.at(secs(10));
-    bench.settle(&ticket, 20);
-    bench.at(secs(11));
-    for cost in [20, 90] {
-        assert_eq!(bench.settle(&ticket, cost).status(), HoldStatus::AlreadySettled);
-        assert_eq!(bench.usage(), (20, 0, 80));
-    }
-    bench.at(secs(70) - micros(1));
-    assert_eq!(bench.usage().0, 20);
-    bench.at(secs(70));
-    assert_eq!(bench.usage(), (0, 0, 100));
-}
-
-/// A request that took more than was held has still taken it.
-#[test]
-fn a_cost_above_the_hold_is_charged_in_full() {
-    for (cost, remaining) in [(90, 10), (150, 0)] {
-        let bench = log();
-        let ticket = bench.reserve(60, secs(60));
-        bench.at(secs(5));
-        bench.settle(&ticket, cost);
-        assert_eq!(bench.usage(), (cost, 0, remaining));
-        assert_eq!(bench.wait(11), Some(secs(60)));
-    }
-}
-
-/// A client that never settles must not keep capacity, nor get it for nothing.
-#[test]
-fn a_hold_that_is_not_settled_is_charged_when_its_time_is_over() {
-    for first_touch in [30, 80] {
-        let bench = log();
-        let ticket = bench.reserve(60, secs(30));
-        if first_touch == 30 {
-            bench.at(secs(30) - micros(1));
-            assert_eq!(bench.usage(), (0, 60, 40));
-        }
-        bench.at(secs(first_touch));
-        assert_eq!(bench.usage(), (60, 0, 40));
-        assert_eq!(bench.wait(41), Some(secs(90 - first_touch)));
-        bench.at(secs(90) - micros(1));
-        assert!(bench.wait(41) > Some(Duration::ZERO));
-        bench.at(secs(90));
-        assert_eq!(bench.usage(), (0, 0, 100));
-        drop(ticket);
-    }
-}
-
-/// A late settlement charges what the hold's time did not, and gives nothing back: whose charge
-/// would it be?
-#[test]
-fn a_late_settlement_charges_only_what_exceeds_the_hold() {
-    for (cost, used) in [(70, 70), (20, 60)] {
-        let bench = log();
-        let ticket = bench.reserve(60, secs(30));
-        bench.at(secs(40));
-        let settled = bench.settle(&ticket, cost);
-        assert_eq!(settled.status(), HoldStatus::Expired);
-        assert_eq!(bench.usage().0, used, "settled {cost}");
-        bench.at(secs(41));
-        assert_eq!(bench.settle(&ticket, cost).status(), settled.status());
-        assert_eq!(bench.usage().0, used, "settled {cost} twice");
-        // What exceeds the hold was charged at 40 s.
-        bench.at(secs(90));
-        assert_eq!(bench.usage().0, used - 60, "settled {cost}");
-    }
-}
-
-/// Gateways that lose many tickets choose to charge only what they know.
-#[test]
-fn a_forgotten_hold_is_free_until_it_is_settled_late() {
-    let policy = Policy::new("tokens", Quota::per_minute(100)).unwrap().with_unsettled(Unsettled::Forget);
-    let bench = Bench::new([policy]);
-    let ticket = bench.reserve(60, secs(30));
-    bench.at(secs(30));
-    assert_eq!(bench.usage(), (0, 0, 100));
-    bench.at(secs(40));
-    bench.settle(&ticket, 20);
-    assert_eq!(bench.usage(), (20, 0, 80));
-    // Repeated within a minute, it charges what is more than before, and nothing else.
-    for (second, cost, used) in [(41, 20, 20), (60, 10, 20), (99, 25, 25), (99, 25, 25)] {
-        bench.at(secs(second));
-        assert_eq!(bench.settle(&ticket, cost).status(), HoldStatus::Expired);
-        assert_eq!(bench.usage(), (used, 0, 100 - used), "{cost} at {second} s");
-    }
-}
-
-/// Streams settle as they flow, so that what flowed early also ends early.
-#[test]
-fn parts_are_charged_as_they_arrive_whatever_their_order() {
-    let bench = log();
-    let mut ticket = bench.reserve(50, secs(10));
-    for second in 1..10 {
-        bench.at(secs(second));
-        ticket = bench.gate.settle_so_far(&ticket, second * 5).unwrap().into_ticket();
-        assert_eq!(bench.usage(), (second * 5, 50 - second * 5, 50));
-    }
-    bench.at(secs(10));
-    bench.settle(&ticket, 50);
-    assert_eq!(bench.usage(), (50, 0, 50));
-    for second in 61..=70 {
-        bench.at(secs(second) - micros(1));
-        assert_eq!(bench.usage().0, (70 - second + 1) * 5, "before {second} s");
-        bench.at(secs(second));
-        assert_eq!(bench.usage().0, (70 - second) * 5, "at {second} s");
-    }
-
-    let bench = log();
-    let ticket = bench.reserve(50, secs(10));
-    for cost in [15, 5, 15, 40, 10, 40, 50, 25] {
-        bench.gate.settle_so_far(&ticket, cost).unwrap();
-    }
-    bench.settle(&ticket, 45);
-    assert_eq!(bench.usage(), (50, 0, 50));
-}
-
-/// A request that needs more asks for more, and keeps what it has if that is denied.
-#[test]
-fn an_extension_is_decided_like_a_check_and_time_alone_is_never_denied() {
-    let bench = log();
-    let ticket = bench.reserve(60, secs(30));
-    bench.at(secs(5));
-    let extended = bench.gate.extend(&ticket, Extension::new().with_total(90)).unwrap();
-    assert_eq!(extended.status(), HoldStatus::Changed);
-    let ticket = extended.into_ticket();
-    assert_eq!(bench.usage(), (0, 90, 10));
-    let denied = bench.gate.extend(&ticket, Extension::new().with_total(120)).unwrap();
-    assert_eq!(denied.status(), HoldStatus::Denied);
-    assert_eq!(bench.usage(), (0, 90, 10));
-    // Full, and yet it may go on.
-    let _other = bench.reserve(10, secs(60));
-    bench.at(secs(30));
-    let extended = bench.gate.extend(&ticket, Extension::new()).unwrap();
-    assert_eq!(extended.status(), HoldStatus::Changed);
-    bench.at(secs(60) - micros(1));
-    assert_eq!(bench.usage(), (0, 100, 0));
-    bench.at(secs(60));
-    assert_eq!(bench.usage(), (90, 10, 0));
-    assert_eq!(bench.gate.extend(extended.ticket(), Extension::new()).unwrap().status(), HoldStatus::Expired);
 }
 
 /// A request that turns out to be long asks for a longer time, which later heartbeats keep.
@@ -275,32 +113,6 @@ fn one_call_decides_rates_tokens_and_what_is_in_flight() {
     }
 }
 
-/// A request that is refused for one reason must not use up another limit.
-#[test]
-fn a_denial_costs_no_rate_and_takes_no_permit() {
-    for rpm in [2, 1] {
-        let bench = Bench::new([
-            Policy::new("rpm", Quota::per_minute(rpm)).unwrap().with_counts(Counts::Requests),
-            Policy::new("in-flight", Quota::in_flight(1, secs(30)).unwrap()).unwrap(),
-        ]);
-        let request = Request::new();
-        let ticket = bench.gate.reserve(&request).into_ticket().unwrap();
-        let denied = bench.gate.reserve(&request);
-        let denies: Vec<&str> =
-            denied.iter().filter(|one| one.is_denied()).map(|one| one.policy().name()).collect();
-        assert_eq!(denies.last(), Some(&"in-flight"));
-        assert_eq!((denies.len() == 1, denied.ticket().is_none()), (rpm == 2, true));
-        assert_eq!(bench.usage().0, 1);
-        bench.at(secs(5));
-        bench.settle(&ticket, 1);
-        let third = bench.gate.reserve(&request);
-        assert_eq!((third.is_allowed(), bench.usage().0), (rpm == 2, rpm));
-        if rpm == 1 {
-            assert_eq!(third.strictest().unwrap().retry_after(), Some(secs(55)));
-        }
-    }
-}
-
 /// A fresh key must always be usable, however large the estimate is; a cost that a caller states is
 /// taken at its word.
 #[test]
@@ -312,55 +124,6 @@ fn an_estimate_is_lowered_to_the_limit_and_a_stated_cost_is_not() {
     bench.settle(&ticket, 10);
     assert_eq!(bench.try_reserve(1024, secs(60)), Err(None));
     assert_eq!(bench.usage(), (10, 0, 90));
-}
-
-/// The other algorithms charge where they count: in the window, or in the bucket.
-#[test]
-fn windows_and_buckets_charge_what_is_settled_when_it_is_settled() {
-    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
-        let bench = Bench::under(Quota::per_minute(100).with_algorithm(algorithm));
-        bench.at(secs(59));
-        let ticket = bench.reserve(60, secs(60));
-        assert_eq!(bench.usage(), (0, 60, 40), "{algorithm}");
-        bench.at(secs(61));
-        assert_eq!(bench.usage(), (0, 60, 40), "{algorithm}");
-        bench.settle(&ticket, 30);
-        assert_eq!(bench.usage(), (30, 0, 70), "{algorithm}");
-        bench.at(secs(120) - micros(1));
-        assert_eq!(bench.usage(), (30, 0, 70), "{algorithm}");
-    }
-    let bench = Bench::under(Quota::per_minute(100).with_algorithm(Algorithm::TokenBucket).with_burst(100));
-    let ticket = bench.reserve(60, secs(60));
-    bench.at(secs(12));
-    bench.settle(&ticket, 30);
-    assert_eq!(bench.usage(), (30, 0, 70), "nothing drained while it was held");
-    bench.at(secs(24));
-    assert_eq!(bench.usage(), (10, 0, 90));
-}
-
-/// A request that never went upstream costs nothing, not even its place among the requests.
-#[test]
-fn a_cancelled_reservation_gives_everything_back_while_it_counts() {
-    let bench = Bench::new([
-        Policy::new("rpm", Quota::per_minute(60)).unwrap().with_counts(Counts::Requests),
-        Policy::new("tpm", Quota::per_minute(100)).unwrap(),
-    ]);
-    let usage = || {
-        let request = Request::new();
-        let decisions = bench.gate.peek(&request);
-        decisions.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
-    };
-    let (first, second) = (bench.reserve(50, secs(60)), bench.reserve(50, secs(60)));
-    assert_eq!(usage(), [(2, 0), (0, 100)]);
-    for _ in 0..3 {
-        bench.gate.cancel(&first).unwrap();
-        assert_eq!(usage(), [(1, 0), (0, 50)]);
-    }
-    bench.at(secs(61));
-    let request = Request::new().with_cost(1);
-    assert!(bench.gate.check(&request).is_allowed());
-    bench.gate.cancel(&second).unwrap();
-    assert_eq!(usage()[0], (1, 0), "what another request charged since stays");
 }
 
 /// Support asks why a key is full: somebody holds it.
@@ -425,26 +188,6 @@ fn a_policy_has_at_most_half_as_many_holds_as_the_store_has_keys() {
     assert_eq!(reserve(100), Err(Some(Reason::StoreFull)));
     gate.settle(&tickets[7], 1).unwrap();
     assert!(reserve(100).is_ok());
-}
-
-/// Limits change while requests run: their holds go on, and end as they would have.
-#[test]
-fn holds_outlive_a_change_of_the_limit_and_the_window() {
-    let bench = log();
-    let ticket = bench.reserve(60, secs(30));
-    let lapsing = bench.reserve(10, secs(5));
-    bench.at(secs(10));
-    let changed = Policy::new("tokens", Quota::new(50, secs(120)).unwrap()).unwrap();
-    bench.gate.configure(PolicySet::new([changed]).unwrap()).unwrap();
-    assert_eq!(bench.usage(), (10, 60, 0));
-    bench.settle(&ticket, 20);
-    assert_eq!(bench.usage(), (30, 0, 20));
-    bench.at(secs(125));
-    assert_eq!(bench.usage(), (20, 0, 30), "the lapsed hold was charged at 5 s");
-    drop(lapsing);
-    let renamed = Policy::new("other", Quota::per_minute(5)).unwrap();
-    bench.gate.configure(PolicySet::new([renamed]).unwrap()).unwrap();
-    assert_eq!(bench.settle(&ticket, 20).iter().len(), 0, "its policy is gone");
 }
 
 /// Overrides have other windows; a settlement must read a key as it was written.

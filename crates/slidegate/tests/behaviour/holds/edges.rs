@@ -139,14 +139,3 @@ fn nothing_is_refunded_under_a_limit_on_what_is_in_flight() {
     assert_eq!(bench.gate.refund(&request).iter().next().unwrap().cost(), 0);
     assert_eq!(bench.usage(), (0, 1, 2));
 }
-
-/// Until a change of the window usage counts by the old one, also what nobody has looked at since.
-#[test]
-fn a_hold_that_ended_before_a_change_of_the_window_was_charged_by_the_old_one() {
-    let bench = Bench::under(Quota::new(10, secs(10)).unwrap());
-    let _unsettled = bench.reserve(4, secs(5));
-    bench.at(secs(30));
-    let longer = Policy::new("tokens", Quota::new(10, secs(120)).unwrap()).unwrap();
-    bench.gate.configure(PolicySet::new([longer]).unwrap()).unwrap();
-    assert_eq!(bench.usage(), (0, 0, 10));
-}

@@ -159,25 +159,6 @@ fn a_cancellation_after_the_last_settlement_gives_no_request_back() {
     }
 }
 
-/// A cancelled request has not run, so its place goes to another one.
-#[test]
-fn a_cancellation_of_an_open_reservation_gives_its_request_back_once() {
-    let bench = Bench::new([
-        Policy::new("requests", Quota::per_minute(2)).unwrap().with_counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_hour(1000)).unwrap(),
-    ]);
-    let first = bench.reserve(10, secs(600));
-    let _second = bench.reserve(10, secs(600));
-    for status in [HoldStatus::Changed, HoldStatus::AlreadySettled] {
-        assert_eq!(bench.gate.cancel(&first).unwrap().status(), status);
-        assert_eq!(usage(&bench)[0], (1, 0));
-    }
-    // An open one is cancelled, although its request does not count any more.
-    let third = bench.reserve(10, secs(600));
-    bench.at(secs(61));
-    assert_eq!(bench.gate.cancel(&third).unwrap().status(), HoldStatus::Changed);
-}
-
 /// Whoever holds a ticket can change its text: it must grant nothing that was not given.
 #[test]
 fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothing() {
