@@ -10,7 +10,7 @@ use crate::overrides::Scope;
 
 /// How the text of a value is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Test {
+enum Comparison {
     Equals,
     Prefix,
     Glob,
@@ -69,15 +69,15 @@ pub(crate) fn of_policy(section: &Section<'_>, scope: &Scope<'_>, policy: &Polic
     for (key, node) in section.child("when").entries() {
         let name = key.scalar().unwrap_or_default();
         add("when", name_of(name));
-        for (test, text) in texts(node, Test::Equals) {
+        for (test, text) in texts(node, Comparison::Equals) {
             add("when", value(name, test, text));
         }
     }
     for text in keys(&section.child("limit").child("values")) {
-        add("limit", tiers.and_then(|attribute| value(attribute, Test::Equals, text)));
+        add("limit", tiers.and_then(|attribute| value(attribute, Comparison::Equals, text)));
     }
     for (attribute, text) in override_values(section, scope) {
-        add("overrides", value(attribute, Test::Network, text));
+        add("overrides", value(attribute, Comparison::Network, text));
     }
     found
 }
@@ -112,13 +112,13 @@ pub(crate) fn name_of(name: &str) -> Option<String> {
 }
 
 /// Every text in a condition, with how it is compared.
-fn texts(node: &Node, test: Test) -> Vec<(Test, &str)> {
+fn texts(node: &Node, test: Comparison) -> Vec<(Comparison, &str)> {
     let own = node.scalar().map(|text| (test, text));
     let listed = node.elements().iter().flat_map(|one| texts(one, test));
     let tests = node.entries().iter().flat_map(|(key, value)| match key.scalar() {
-        Some("prefix") => texts(value, Test::Prefix),
-        Some("glob") => texts(value, Test::Glob),
-        Some("in") => texts(value, Test::Network),
+        Some("prefix") => texts(value, Comparison::Prefix),
+        Some("glob") => texts(value, Comparison::Glob),
+        Some("in") => texts(value, Comparison::Network),
         Some("present") => Vec::new(),
         _ => texts(value, test),
     });
@@ -126,7 +126,7 @@ fn texts(node: &Node, test: Test) -> Vec<(Test, &str)> {
 }
 
 /// Why probably no request has this value of the attribute.
-fn value_of(attribute: &str, test: Test, text: &str, fold: Fold, is_address: bool) -> Option<String> {
+fn value_of(attribute: &str, test: Comparison, text: &str, fold: Fold, is_address: bool) -> Option<String> {
     let shown = Excerpt(text);
     if is_address {
         let network = text.parse::<Network>().ok().filter(|_| text.contains('/'))?;
@@ -141,7 +141,7 @@ fn value_of(attribute: &str, test: Test, text: &str, fold: Fold, is_address: boo
         ));
     }
     let begins_with_space = text.starts_with(' ');
-    if begins_with_space || text.ends_with(' ') && test != Test::Prefix {
+    if begins_with_space || text.ends_with(' ') && test != Comparison::Prefix {
         let side = if begins_with_space { "begins" } else { "ends" };
         return Some(format!(
             "{attribute} `{shown}` {side} with a space, which requests hardly have; take it out"
@@ -150,12 +150,12 @@ fn value_of(attribute: &str, test: Test, text: &str, fold: Fold, is_address: boo
     let folds_case = fold == Fold::CASE || fold == Fold::CASE.and(Fold::SLASH);
     match attribute {
         "path" => path(text, test).map(|why| format!("path `{shown}` {why}")),
-        "method" if test != Test::Glob && !folds_case => {
+        "method" if test != Comparison::Glob && !folds_case => {
             let upper = text.to_ascii_uppercase();
             let is_method = METHODS.contains(&&*upper) && text != upper;
             is_method.then(|| format!("method `{shown}` never matches: requests have `{upper}`; write that"))
         }
-        "host" if matches!(test, Test::Equals | Test::Network) => {
+        "host" if matches!(test, Comparison::Equals | Comparison::Network) => {
             let host = text.split_once("://").map_or(text, |(_, rest)| rest);
             let host = host.split(['/', '?', '#']).next().unwrap_or_default().to_ascii_lowercase();
             let port = |host: &str| {
@@ -176,15 +176,15 @@ fn value_of(attribute: &str, test: Test, text: &str, fold: Fold, is_address: boo
 }
 
 /// Why no normalized path matches this.
-fn path(text: &str, test: Test) -> Option<String> {
-    if matches!(test, Test::Equals | Test::Network) {
+fn path(text: &str, test: Comparison) -> Option<String> {
+    if matches!(test, Comparison::Equals | Comparison::Network) {
         let normalized = String::from_utf8_lossy(&normalized_path(text.as_bytes())).into_owned();
         return (normalized != text)
             .then(|| format!("never matches: requests have it as `{normalized}`; write that"));
     }
     let is_escape =
         |at: usize| text.get(at + 1..at + 3).is_some_and(|two| two.bytes().all(|c| c.is_ascii_hexdigit()));
-    let is_glob = test == Test::Glob;
+    let is_glob = test == Comparison::Glob;
     let begins_as_path = text.starts_with('/') || is_glob && text.starts_with(['*', '?', '\\']);
     let why = if !text.is_empty() && !begins_as_path {
         "does not begin with `/`"

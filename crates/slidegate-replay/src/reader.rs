@@ -17,7 +17,7 @@ use crate::entry::Entry;
 use crate::format::field::{FieldCounts, SourceSet};
 use crate::format::fold::FoldOrder;
 use crate::format::name::ParserOptions;
-use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
+use crate::input::blocks::{BlockReader, MAX_EXAMPLES, LineCounts};
 use crate::input::pool::{Feed, Pool};
 use crate::input::stream::LogStream;
 use crate::reorder::Reorder;
@@ -233,7 +233,7 @@ impl LogReader {
     }
 
     /// Adds a block's counts to the statistics.
-    fn count(&mut self, log: usize, tally: &Tally, entries: u64, before: FieldCounts) -> io::Result<()> {
+    fn count(&mut self, log: usize, tally: &LineCounts, entries: u64, before: FieldCounts) -> io::Result<()> {
         let stats = &mut self.stats;
         stats.lines += tally.lines;
         stats.entries += entries;

@@ -26,7 +26,7 @@ use std::fmt::{self, Write as _};
 use serde_json::json;
 use slidegate::{Algorithm, Excess, Policy, Quota};
 
-use matcher::{DescriptorNode, Level, Limit};
+use matcher::{DescriptorNode, DescriptorLevel, Limit};
 use names::StatKey;
 
 pub(crate) use explain::Explanation;
@@ -52,7 +52,7 @@ pub(crate) struct EnvoyConfig {
 
 #[derive(Debug, Default)]
 struct Domain {
-    top: Level,
+    top: DescriptorLevel,
     /// The policy for limits that requests carry.
     request_limits: Limit,
 }
@@ -284,7 +284,7 @@ impl EnvoyConfig {
     }
 }
 
-fn dump(level: &Level, out: &mut String) {
+fn dump(level: &DescriptorLevel, out: &mut String) {
     for node in &level.nodes {
         if let Some(Limit { rate, rule, stat_key, .. }) = &node.limit {
             let (unit, count) =

@@ -8,10 +8,10 @@ use slidegate::shares::Shares;
 
 /// A bounded number of places, shared between owners by the rule of [`slidegate::shares`].
 #[derive(Debug)]
-pub(crate) struct Bound<K>(Arc<State<K>>);
+pub(crate) struct Bound<K>(Arc<ShareState<K>>);
 
 #[derive(Debug)]
-struct State<K> {
+struct ShareState<K> {
     shares: Mutex<Shares<K>>,
     refused: AtomicU64,
 }
@@ -20,7 +20,7 @@ struct State<K> {
 #[derive(Debug)]
 pub(crate) struct Share<K: Ord + Clone> {
     owner: K,
-    of: Arc<State<K>>,
+    of: Arc<ShareState<K>>,
 }
 
 impl<K> Clone for Bound<K> {
@@ -31,7 +31,7 @@ impl<K> Clone for Bound<K> {
 
 impl<K: Ord + Clone> Bound<K> {
     pub(crate) fn new(max: usize) -> Self {
-        Self(Arc::new(State { shares: Mutex::new(Shares::new(max)), refused: AtomicU64::new(0) }))
+        Self(Arc::new(ShareState { shares: Mutex::new(Shares::new(max)), refused: AtomicU64::new(0) }))
     }
 
     /// Takes a place for this owner. `None` if the owner already has as many places as are free, which counts

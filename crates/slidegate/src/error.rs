@@ -22,12 +22,12 @@ use std::fmt;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    kind: Kind,
+    kind: ErrorKind,
     message: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ErrorKind {
     Quota,
     Policy,
     Address,
@@ -45,27 +45,27 @@ const MAX_LISTED: usize = 10;
 impl Error {
     /// An error of a [store](crate::store::Store) that cannot count a quota. The text is one line.
     pub fn quota(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Quota, message: message.into() }
+        Self { kind: ErrorKind::Quota, message: message.into() }
     }
 
     /// An invalid policy. `message` says what is invalid and what is expected.
     pub fn policy(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Policy, message: message.into() }
+        Self { kind: ErrorKind::Policy, message: message.into() }
     }
 
     /// An invalid ticket, or an invalid time of a reservation. `message` says what is invalid and what is expected.
     pub fn ticket(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Ticket, message: message.into() }
+        Self { kind: ErrorKind::Ticket, message: message.into() }
     }
 
     /// An invalid address, network or rule for client addresses. `message` says what is invalid and what is expected.
     pub fn address(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Address, message: message.into() }
+        Self { kind: ErrorKind::Address, message: message.into() }
     }
 
     /// An invalid option of header fields. `message` says what is invalid and what is expected.
     pub fn header(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Header, message: message.into() }
+        Self { kind: ErrorKind::Header, message: message.into() }
     }
 
     /// A policy that is not in a set with the names `known`.
@@ -81,7 +81,7 @@ impl Error {
                 message = message + "the gate has " + &listed.join(", ") + &format!(" and {more} more");
             }
         }
-        Self { kind: Kind::UnknownPolicy, message }
+        Self { kind: ErrorKind::UnknownPolicy, message }
     }
 
     /// A cost by a name that no policy counts, without the one by the name that `policy` counts.
@@ -91,7 +91,7 @@ impl Error {
             "unknown cost `{name}`: no policy counts it, and policy `{policy}` counts `{missing}`, which is missing; \
              correct the name, or add `{missing}`"
         );
-        Self { kind: Kind::UnknownCost, message }
+        Self { kind: ErrorKind::UnknownCost, message }
     }
 
     /// A request that names a policy and lacks an attribute of its scope.
@@ -99,69 +99,69 @@ impl Error {
         let message = format!(
             "policy `{policy}`: the request lacks attribute `{attribute}`; add `.with(\"{attribute}\", ...)`"
         );
-        Self { kind: Kind::MissingAttribute, message }
+        Self { kind: ErrorKind::MissingAttribute, message }
     }
 
     /// An error of a [store](crate::store::Store): it did not reply, or was configured wrongly. The
     /// text is one line.
     pub fn store(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Store, message: message.into() }
+        Self { kind: ErrorKind::Store, message: message.into() }
     }
 
     /// Whether a limit, window, burst, number of slots or the text of a quota was invalid.
     #[must_use]
     pub fn is_quota(&self) -> bool {
-        self.kind == Kind::Quota
+        self.kind == ErrorKind::Quota
     }
 
     /// Whether a policy's name, condition, scope or override, or a set of policies, was invalid.
     #[must_use]
     pub fn is_policy(&self) -> bool {
-        self.kind == Kind::Policy
+        self.kind == ErrorKind::Policy
     }
 
     /// Whether a trusted proxy, a client address source or a prefix length was invalid.
     #[must_use]
     pub fn is_address(&self) -> bool {
-        self.kind == Kind::Address
+        self.kind == ErrorKind::Address
     }
 
     /// Whether the name of a header style was unknown.
     #[must_use]
     pub fn is_header(&self) -> bool {
-        self.kind == Kind::Header
+        self.kind == ErrorKind::Header
     }
 
     /// Whether a request named a policy that the gate does not have.
     #[must_use]
     pub fn is_unknown_policy(&self) -> bool {
-        self.kind == Kind::UnknownPolicy
+        self.kind == ErrorKind::UnknownPolicy
     }
 
     /// Whether a request named a policy and lacked an attribute of its scope.
     #[must_use]
     pub fn is_missing_attribute(&self) -> bool {
-        self.kind == Kind::MissingAttribute
+        self.kind == ErrorKind::MissingAttribute
     }
 
     /// Whether a cost had a name that no policy counts, and not the one that a policy
     /// [counts](crate::Counts::Named).
     #[must_use]
     pub fn is_unknown_cost(&self) -> bool {
-        self.kind == Kind::UnknownCost
+        self.kind == ErrorKind::UnknownCost
     }
 
     /// Whether a ticket, or the time of a reservation, was invalid.
     #[must_use]
     pub fn is_ticket(&self) -> bool {
-        self.kind == Kind::Ticket
+        self.kind == ErrorKind::Ticket
     }
 
     /// Whether a shared store did not reply, or an address, a certificate or another option of it
     /// was invalid.
     #[must_use]
     pub fn is_store(&self) -> bool {
-        self.kind == Kind::Store
+        self.kind == ErrorKind::Store
     }
 }
 

@@ -14,7 +14,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::{LocalStore, Store, StoreDecisions, StoredPolicy, at_once};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
-use crate::waiting::{queue_key::QueueKey, queues::Queues};
+use crate::waiting::{queue_key::QueueKey, queues::WaitQueues};
 
 mod acquire;
 mod blocks;
@@ -73,7 +73,7 @@ pub struct Gate<S = MemoryStore> {
     store: S,
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
-    queues: Queues<QueueKey>,
+    queues: WaitQueues<QueueKey>,
     pending: pending::PendingSettlements,
 }
 
@@ -111,7 +111,7 @@ impl<S: Store> Gate<S> {
             store,
             policies: ArcSwap::from_pointee(policies),
             numbers: Mutex::new(numbers),
-            queues: Queues::default(),
+            queues: WaitQueues::default(),
             pending: pending::PendingSettlements::default(),
         }
     }

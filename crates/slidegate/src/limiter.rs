@@ -5,7 +5,7 @@ use crate::key::KeyId;
 use crate::quota::{Algorithm, Quota};
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
-use crate::waiting::queues::Queues;
+use crate::waiting::queues::WaitQueues;
 
 mod acquire;
 
@@ -30,7 +30,7 @@ pub use acquire::Acquire;
 #[derive(Debug)]
 pub struct Limiter {
     store: MemoryStore,
-    queues: Queues<KeyId>,
+    queues: WaitQueues<KeyId>,
 }
 
 impl Limiter {
@@ -52,7 +52,7 @@ impl Limiter {
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
         assert_rate(&quota);
         store.set_quota(quota);
-        Self { store, queues: Queues::default() }
+        Self { store, queues: WaitQueues::default() }
     }
 
     /// Decides a request of cost 1 and charges it if it is allowed.

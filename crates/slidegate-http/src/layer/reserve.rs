@@ -93,7 +93,7 @@ where
         Box::pin(async move {
             let (head, body) = request.into_parts();
             let (mut head, outcome) = decide(settings, head).await;
-            let Pass { mut fields, limited, mut open } = match outcome {
+            let HeldPass { mut fields, limited, mut open } = match outcome {
                 Ok(pass) => pass,
                 Err(denial) => return Ok((*denial).map(ReservedBody::denied)),
             };
@@ -118,17 +118,17 @@ where
 
 /// State that an allowed request carries.
 #[derive(Default)]
-struct Pass {
+struct HeldPass {
     fields: FieldBuffer,
     limited: Option<Limited>,
     open: Option<OpenReservation>,
 }
 
-type Outcome = Result<Pass, Box<Response<String>>>;
+type HeldOutcome = Result<HeldPass, Box<Response<String>>>;
 
 /// Decides a request. If the client disconnects while a shared store decides, the outcome is awaited
 /// in the background, and its reservation cancelled.
-async fn decide(settings: Arc<Settings>, mut head: Parts) -> (Parts, Outcome) {
+async fn decide(settings: Arc<Settings>, mut head: Parts) -> (Parts, HeldOutcome) {
     let is_local = settings.reserves.gate.0.is_local();
     let deciding = async move {
         let params = settings.config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
@@ -150,11 +150,11 @@ async fn decide(settings: Arc<Settings>, mut head: Parts) -> (Parts, Outcome) {
 }
 
 impl Settings {
-    async fn reserve(&self, view: &RequestView<'_>) -> Outcome {
+    async fn reserve(&self, view: &RequestView<'_>) -> HeldOutcome {
         let Self { config, reserves } = self;
         if config.skips(view) {
             let limited = config.sets_extension.then(Limited::default);
-            return Ok(Pass { limited, ..Pass::default() });
+            return Ok(HeldPass { limited, ..HeldPass::default() });
         }
         let (client, owned);
         let mut request = config.base_request(0).with_cost((reserves.estimate)(&view.head));
@@ -175,6 +175,6 @@ impl Settings {
             let (settle, refund) = (reserves.settle.clone(), config.refund.clone());
             OpenReservation::new(&reserves.gate.0, ticket, settle, refund)
         });
-        Ok(Pass { fields, limited, open })
+        Ok(HeldPass { fields, limited, open })
     }
 }

@@ -23,32 +23,32 @@ use slidegate::Cost;
 /// let by_size = Settle::bytes();
 /// ```
 #[derive(Clone, Default)]
-pub struct Settle(Source);
+pub struct Settle(CostSource);
 
 #[derive(Clone, Default)]
-enum Source {
+enum CostSource {
     #[default]
     Recorded,
     Bytes,
     Field(HeaderName),
-    Read(Arc<Read>),
+    ReadCost(Arc<ReadCost>),
 }
 
-type Read = dyn Fn(&Parts) -> Option<Cost<'static>> + Send + Sync;
+type ReadCost = dyn Fn(&Parts) -> Option<Cost<'static>> + Send + Sync;
 
 impl Settle {
     /// The cost that the handler [records](super::Reservation::record), possibly in a stream that
     /// outlives it. Settled in part every second in which it changed. The default.
     #[must_use]
     pub fn recorded() -> Self {
-        Self(Source::Recorded)
+        Self(CostSource::Recorded)
     }
 
     /// The bytes of the response body, as they are passed on. Settled in parts, each second in which
     /// some flowed. A handler that panics has sent none.
     #[must_use]
     pub fn bytes() -> Self {
-        Self(Source::Bytes)
+        Self(CostSource::Bytes)
     }
 
     /// The number in a field of the response's header, or of its trailers, such as `x-usage-tokens`.
@@ -57,7 +57,7 @@ impl Settle {
     /// If the name is not a valid header name in lower case.
     #[must_use]
     pub fn header(name: &'static str) -> Self {
-        Self(Source::Field(HeaderName::from_static(name)))
+        Self(CostSource::Field(HeaderName::from_static(name)))
     }
 
     /// A value that the handler puts into the extensions of the response.
@@ -71,30 +71,30 @@ impl Settle {
     /// The cost that `read` finds in the head of the response.
     #[must_use]
     pub fn read<C: Into<Cost<'static>>>(read: impl Fn(&Parts) -> Option<C> + Send + Sync + 'static) -> Self {
-        Self(Source::Read(Arc::new(move |response| read(response).map(Into::into))))
+        Self(CostSource::ReadCost(Arc::new(move |response| read(response).map(Into::into))))
     }
 
     /// Whether the cost grows while the body flows.
     pub(super) fn is_in_parts(&self) -> bool {
-        matches!(self.0, Source::Recorded | Source::Bytes)
+        matches!(self.0, CostSource::Recorded | CostSource::Bytes)
     }
 
     pub(super) fn counts_bytes(&self) -> bool {
-        matches!(self.0, Source::Bytes)
+        matches!(self.0, CostSource::Bytes)
     }
 
     /// The cost in the head of a response.
     pub(super) fn in_head(&self, response: &Parts) -> Option<Cost<'static>> {
         match &self.0 {
-            Source::Recorded | Source::Bytes => None,
-            Source::Field(name) => number(&response.headers, name),
-            Source::Read(read) => read(response),
+            CostSource::Recorded | CostSource::Bytes => None,
+            CostSource::Field(name) => number(&response.headers, name),
+            CostSource::ReadCost(read) => read(response),
         }
     }
 
     /// The cost in the trailers of a response.
     pub(super) fn in_trailers(&self, trailers: &HeaderMap) -> Option<Cost<'static>> {
-        if let Source::Field(name) = &self.0 { number(trailers, name) } else { None }
+        if let CostSource::Field(name) = &self.0 { number(trailers, name) } else { None }
     }
 }
 
@@ -105,10 +105,10 @@ fn number(fields: &HeaderMap, name: &HeaderName) -> Option<Cost<'static>> {
 impl fmt::Debug for Settle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Source::Recorded => f.write_str("recorded"),
-            Source::Bytes => f.write_str("bytes"),
-            Source::Field(name) => write!(f, "header({name})"),
-            Source::Read(_) => f.write_str("read"),
+            CostSource::Recorded => f.write_str("recorded"),
+            CostSource::Bytes => f.write_str("bytes"),
+            CostSource::Field(name) => write!(f, "header({name})"),
+            CostSource::ReadCost(_) => f.write_str("read"),
         }
     }
 }

@@ -22,10 +22,10 @@ const CANARY_LIVES_S: u64 = 86_400;
 
 /// Results of earlier examinations.
 #[derive(Debug, Default)]
-pub(crate) struct LastCounts(Mutex<Counts>);
+pub(crate) struct LastCounts(Mutex<KeyCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct KeyCounts {
     /// Keys evicted by each node since it started.
     evicted: HashMap<String, u64>,
     /// Keys evicted by all nodes.
@@ -37,7 +37,7 @@ struct Counts {
 }
 
 impl LastCounts {
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, KeyCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -65,14 +65,14 @@ fn name_length(text: &str) -> usize {
 
 /// A `log_format` directive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LogFormat {
+pub(crate) struct LogFormatDirective {
     pub(crate) name: String,
     pub(crate) escape: Escape,
     pub(crate) text: String,
 }
 
 /// The `log_format` directives of a configuration file, in order.
-pub(crate) fn log_formats(config: &str) -> Vec<LogFormat> {
+pub(crate) fn log_formats(config: &str) -> Vec<LogFormatDirective> {
     let mut formats = Vec::new();
     let mut tokens = Tokens(config);
     let mut is_statement_start = true;
@@ -87,7 +87,7 @@ pub(crate) fn log_formats(config: &str) -> Vec<LogFormat> {
             continue;
         }
         let Some(Token::Word(name)) = tokens.next() else { continue };
-        let mut format = LogFormat { name, escape: Escape::Backslash, text: String::new() };
+        let mut format = LogFormatDirective { name, escape: Escape::Backslash, text: String::new() };
         while let Some(Token::Word(word)) = tokens.next() {
             match word.strip_prefix("escape=") {
                 Some("none") if format.text.is_empty() => format.escape = Escape::None,

@@ -42,14 +42,14 @@ pub(crate) struct BlockReader {
 #[derive(Debug, Default)]
 pub(crate) struct ReadBlock {
     pub(crate) block: Block,
-    pub(crate) tally: Tally,
+    pub(crate) tally: LineCounts,
     /// The log has ended or cannot be read further.
     pub(crate) end: Option<io::Result<()>>,
 }
 
 /// Counts of a block's lines.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct LineCounts {
     pub(crate) lines: u64,
     pub(crate) malformed: u64,
     pub(crate) other: u64,
@@ -173,7 +173,7 @@ impl BlockReader {
     }
 
     /// First removes the wrapper from every line; the inner lines become the block.
-    fn parse_wrapped(&mut self, wrapper: Wrapper, block: &mut Block, tally: &mut Tally) {
+    fn parse_wrapped(&mut self, wrapper: Wrapper, block: &mut Block, tally: &mut LineCounts) {
         let mut inner = Vec::with_capacity(block.lines().len());
         let mut lines: Vec<(u64, usize)> = Vec::new();
         for line in (Lines { bytes: block.lines(), at: 0 }) {
@@ -217,7 +217,7 @@ fn parse_line(
     line: &[u8],
     number: u64,
     out: &mut RecordWriter<'_>,
-    tally: &mut Tally,
+    tally: &mut LineCounts,
 ) {
     if line.len() > MAX_LINE_BYTES {
         tally.malformed(number, line, Malformed::TooLong);
@@ -231,7 +231,7 @@ fn parse_line(
     }
 }
 
-impl Tally {
+impl LineCounts {
     fn malformed(&mut self, number: u64, line: &[u8], reason: Malformed) {
         self.malformed += 1;
         if self.examples.len() < MAX_EXAMPLES {

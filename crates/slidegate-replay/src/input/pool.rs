@@ -12,10 +12,10 @@ use crate::input::blocks::{BlockReader, ReadBlock};
 
 /// Threads that parse blocks. They end when the pool is dropped.
 pub(crate) struct Pool {
-    jobs: Sender<Job>,
+    jobs: Sender<PoolJob>,
 }
 
-pub(crate) struct Job {
+pub(crate) struct PoolJob {
     reader: BlockReader,
     spare: Block,
     reply: SyncSender<(BlockReader, ReadBlock)>,
@@ -24,7 +24,7 @@ pub(crate) struct Job {
 impl Pool {
     /// Starts this many threads; `None` for 0, or if the system does not allow any.
     pub(crate) fn start(threads: usize) -> Option<Self> {
-        let (jobs, queue) = channel::<Job>();
+        let (jobs, queue) = channel::<PoolJob>();
         let queue = Arc::new(Mutex::new(queue));
         let started = (0..threads).filter(|number| {
             let queue = Arc::clone(&queue);
@@ -35,10 +35,10 @@ impl Pool {
     }
 }
 
-fn work(queue: &Mutex<Receiver<Job>>) {
+fn work(queue: &Mutex<Receiver<PoolJob>>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { mut reader, spare, reply }) = next else { return };
+        let Ok(PoolJob { mut reader, spare, reply }) = next else { return };
         let read = reader.next_block(spare);
         // Fails if the log is no longer read.
         let _ = reply.send((reader, read));
@@ -50,7 +50,7 @@ pub(crate) enum Feed {
     /// Parsed by the consuming thread.
     Here(Box<BlockReader>),
     Pooled {
-        jobs: Sender<Job>,
+        jobs: Sender<PoolJob>,
         /// Receives one block. One channel per block, so the end of a thread is noticed.
         block: Receiver<(BlockReader, ReadBlock)>,
     },
@@ -89,8 +89,8 @@ impl Feed {
 }
 
 /// Orders the next block from the pool.
-fn order(jobs: &Sender<Job>, reader: BlockReader, spare: Block) -> Receiver<(BlockReader, ReadBlock)> {
+fn order(jobs: &Sender<PoolJob>, reader: BlockReader, spare: Block) -> Receiver<(BlockReader, ReadBlock)> {
     let (reply, block) = sync_channel(1);
-    jobs.send(Job { reader, spare, reply }).expect("a parsing thread ends only with the pool");
+    jobs.send(PoolJob { reader, spare, reply }).expect("a parsing thread ends only with the pool");
     block
 }

@@ -13,11 +13,11 @@ use super::output;
 #[derive(Debug, Args)]
 pub(super) struct GenerateArgs {
     #[command(subcommand)]
-    target: Target,
+    target: Generated,
 }
 
 #[derive(Debug, Subcommand)]
-enum Target {
+enum Generated {
     /// Print the JSON Schema of the config file, for editors
     Schema,
     /// Print the script with which a shell completes commands and options
@@ -35,9 +35,9 @@ enum Target {
 
 pub(super) fn run(args: &GenerateArgs, cli: Command) -> Result<(), Failure> {
     match &args.target {
-        Target::Schema => output::print(format_args!("{:#}", crate::config::published_schema())),
-        Target::Completions { shell } => output::print(completions(*shell, cli).trim_end()),
-        Target::Man { directory } => write_man_pages(directory, cli),
+        Generated::Schema => output::print(format_args!("{:#}", crate::config::published_schema())),
+        Generated::Completions { shell } => output::print(completions(*shell, cli).trim_end()),
+        Generated::Man { directory } => write_man_pages(directory, cli),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::limits::MAX_ATTRIBUTES;
 use crate::wire::request::HOST;
 
 /// Attributes, each with its source.
-type Sources = BTreeMap<String, Parsed<AttributeSource>>;
+type AttributeSources = BTreeMap<String, Parsed<AttributeSource>>;
 
 /// Authorization requests of proxies. `/v1/auth/nginx`, `/v1/auth/caddy` and `/v1/auth/traefik` are
 /// served without this section.
@@ -35,7 +35,7 @@ pub(super) struct AuthSection {
     /// [Sources](#sources) of attributes; they override every preset. Default: the preset's.
     #[serde(default)]
     #[schemars(extend("x-example" = "{user: header X-Account}", "propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
-    attributes: Sources,
+    attributes: AttributeSources,
     /// Maps of `preset` and `attributes`, which override the others, by names that are served at `/v1/auth/NAME`.
     /// Names are 1 to 64 of `A-Z a-z 0-9 _ . -`.
     #[serde(default)]
@@ -53,7 +53,7 @@ struct ProxySection {
     /// Sources of attributes; they override those of the preset and of `auth`.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
-    attributes: Sources,
+    attributes: AttributeSources,
 }
 
 /// The mapping of each path.
@@ -138,7 +138,7 @@ impl Auth {
 
 impl Preset {
     /// The preset's attributes, overridden by `sources`.
-    fn mapping<'s>(self, trust: &Trust, sources: impl IntoIterator<Item = &'s Sources>) -> Mapping {
+    fn mapping<'s>(self, trust: &Trust, sources: impl IntoIterator<Item = &'s AttributeSources>) -> Mapping {
         let (uri, method, denial) = match self {
             Self::Nginx => ("x-original-uri", "x-original-method", Denial::Forbidden),
             Self::Caddy | Self::Traefik => ("x-forwarded-uri", "x-forwarded-method", Denial::TooManyRequests),

@@ -14,7 +14,7 @@ use crate::wire::problem::Problem;
 use crate::wire::routes::Routes;
 
 /// A file of the dashboard.
-struct File {
+struct Asset {
     path: &'static str,
     media_type: &'static str,
     content: &'static [u8],
@@ -23,7 +23,11 @@ struct File {
 /// A file of `dashboard/` and its URL path.
 macro_rules! file {
     ($path:literal, $media_type:expr, $source:literal) => {
-        File { path: $path, media_type: $media_type, content: include_bytes!(concat!("dashboard/", $source)) }
+        Asset {
+            path: $path,
+            media_type: $media_type,
+            content: include_bytes!(concat!("dashboard/", $source)),
+        }
     };
 }
 
@@ -32,7 +36,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-static FILES: [File; 29] = [
+static FILES: [Asset; 29] = [
     file!("/", HTML, "index.html"),
     file!("/dashboard/style.css", STYLE, "style.css"),
     file!("/dashboard/icon.svg", "image/svg+xml", "icon.svg"),
@@ -95,7 +99,7 @@ pub(crate) fn routes() -> Routes {
 }
 
 async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
-    let is_named = |file: &&File| file.path.strip_prefix("/dashboard/") == Some(&name);
+    let is_named = |file: &&Asset| file.path.strip_prefix("/dashboard/") == Some(&name);
     let found = FILES.iter().find(is_named);
     found.map(|file| file.respond(&headers)).ok_or_else(|| {
         let detail = format!("the dashboard has no file `{}`; open `/`", name.escape_debug());
@@ -103,7 +107,7 @@ async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, 
     })
 }
 
-impl File {
+impl Asset {
     /// The `ETag`: a hash of the content. May differ between program versions.
     fn etag(&self) -> HeaderValue {
         let mut hasher = DefaultHasher::new();

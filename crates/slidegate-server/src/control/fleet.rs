@@ -44,13 +44,13 @@ pub(crate) struct Fleet {
     app: Arc<App>,
     /// Host and port.
     name: String,
-    state: Mutex<State>,
+    state: Mutex<FleetState>,
     /// Held while reading, so many requests cause one read.
     reading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FleetState {
     others: Arc<Vec<Instance>>,
     /// Time of the last read, since the start.
     read_at: Option<Duration>,
@@ -222,7 +222,7 @@ impl Fleet {
                 let observer = self.app.observer();
                 let at_ms = observer.wall_time(observer.started_at + now).as_micros() / 1000;
                 let policies = self.app.policies();
-                let State { history, others, .. } = &mut *state;
+                let FleetState { history, others, .. } = &mut *state;
                 history.add(at_ms, others, |name| policies.by_name(name).is_some());
             }
         }
@@ -301,7 +301,7 @@ impl Fleet {
         digest
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FleetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -60,13 +60,13 @@ struct Shard {
     /// By ticket id.
     tickets: HashMap<u64, Vec<HoldEntry>>,
     /// Tracked reservations per policy.
-    shares: Shares<Policies>,
+    shares: Shares<PolicyNames>,
     /// Due times: each with the ticket and the hold's index in it.
     due: BTreeSet<(Instant, u64, usize)>,
 }
 
 /// The policies of a reservation.
-type Policies = Vec<Arc<str>>;
+type PolicyNames = Vec<Arc<str>>;
 
 impl Default for Shard {
     fn default() -> Self {
@@ -194,7 +194,7 @@ impl HoldEntry {
     }
 }
 
-fn policies_of(holds: &[HoldEntry]) -> Policies {
+fn policies_of(holds: &[HoldEntry]) -> PolicyNames {
     holds.iter().map(|one| Arc::clone(&one.hold.policy)).collect()
 }
 

@@ -9,7 +9,7 @@ use slidegate::{Policy, PolicySet, Quota};
 
 use super::file::{self, ConfigFile, Descriptor, RateLimitEntry};
 use super::folder::is_config;
-use super::matcher::{DescriptorNode, Level, Limit};
+use super::matcher::{DescriptorLevel, DescriptorNode, Limit};
 use super::names::{self, node_name};
 use super::rule::Rule;
 use super::{ConfigError, EnvoyConfig, ReadOptions, SCOPE};
@@ -112,7 +112,7 @@ impl Builder {
         self.config.domains.insert(domain, entry);
     }
 
-    fn level(&mut self, parent: &Parent<'_>, level: &mut Level, descriptors: Vec<Descriptor>) {
+    fn level(&mut self, parent: &Parent<'_>, level: &mut DescriptorLevel, descriptors: Vec<Descriptor>) {
         for descriptor in descriptors {
             self.descriptors += 1;
             if self.errors.len() > MAX_REPORTED || self.descriptors > MAX_DESCRIPTORS {
@@ -138,7 +138,7 @@ impl Builder {
             }
             let path = [parent.path, &[(key.as_str(), value.as_str())]].concat();
             let limit = limit.and_then(|limit| self.limit(parent, &path, &limit, rule));
-            let mut below = Level::default();
+            let mut below = DescriptorLevel::default();
             let prefix = format!("{full}.");
             self.level(&Parent { prefix: &prefix, path: &path, ..*parent }, &mut below, descriptors);
             let location = format!("{}:{line}", parent.file);

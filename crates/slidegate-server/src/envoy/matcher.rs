@@ -13,7 +13,7 @@ use super::statistics::{LimitCounters, Statistics};
 
 /// The descriptors below one node, or at the top of a domain.
 #[derive(Debug, Default)]
-pub(super) struct Level {
+pub(super) struct DescriptorLevel {
     /// In the order of the files.
     pub(super) nodes: Vec<DescriptorNode>,
     by_name: HashMap<String, usize>,
@@ -33,7 +33,7 @@ pub(super) struct DescriptorNode {
     pub(super) share_threshold: bool,
     pub(super) value_to_metric: bool,
     pub(super) limit: Option<Limit>,
-    pub(super) below: Level,
+    pub(super) below: DescriptorLevel,
     /// File and line.
     pub(super) location: String,
 }
@@ -66,7 +66,7 @@ pub(super) enum MatchKind {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MatchStep<'e> {
     /// The level that was searched.
-    pub(super) level: &'e Level,
+    pub(super) level: &'e DescriptorLevel,
     pub(super) found: Option<(&'e DescriptorNode, MatchKind)>,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Walk<'e> {
     entries: usize,
 }
 
-impl Level {
+impl DescriptorLevel {
     pub(super) fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }

@@ -26,7 +26,7 @@ pub(super) enum Phase {
 
 /// The state at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct ActivityState {
     pub(super) phase: Phase,
     /// Start of the phase; in `Quiet`, the time of the last byte sent.
     pub(super) since: Tick,
@@ -85,7 +85,7 @@ impl Activity {
         self.0.store(packed(Phase::Quiet, now), Ordering::Relaxed);
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ActivityState {
         let state = self.0.load(Ordering::Relaxed);
         let phase = match state & PHASES {
             0 => Phase::Quiet,
@@ -94,7 +94,7 @@ impl Activity {
             _ => Phase::Blocked,
         };
         let since = Tick::try_from(state >> 32).unwrap_or(Tick::MAX);
-        State { phase, since, has_replied: state & REPLIED != 0 }
+        ActivityState { phase, since, has_replied: state & REPLIED != 0 }
     }
 }
 
@@ -106,8 +106,8 @@ fn packed(phase: Phase, since: Tick) -> u64 {
 mod tests {
     use super::*;
 
-    fn state(phase: Phase, since: Tick, has_replied: bool) -> State {
-        State { phase, since, has_replied }
+    fn state(phase: Phase, since: Tick, has_replied: bool) -> ActivityState {
+        ActivityState { phase, since, has_replied }
     }
 
     /// A client that sends a byte now and then must not look busy: only replies count.

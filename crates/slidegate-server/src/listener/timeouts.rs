@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::activity::{Phase, State, TICKS_PER_SECOND, Tick};
+use super::activity::{Phase, ActivityState, TICKS_PER_SECOND, Tick};
 use super::reasons::CloseReason;
 
 /// A client that takes no byte of its replies for this long is disconnected.
@@ -22,7 +22,7 @@ pub(crate) struct Timeouts {
 }
 
 /// The timeout that a connection has exceeded, if any.
-pub(super) fn violated(timeouts: &Timeouts, state: State, now: Tick) -> Option<CloseReason> {
+pub(super) fn violated(timeouts: &Timeouts, state: ActivityState, now: Tick) -> Option<CloseReason> {
     let (limit, reason) = match state.phase {
         Phase::Blocked => (timeouts.write, CloseReason::Write),
         Phase::Quiet | Phase::Receiving if !state.has_replied && timeouts.opening.is_some() => {
@@ -57,13 +57,13 @@ mod tests {
             (Phase::Quiet, true, 3, CloseReason::Idle),
             (Phase::Blocked, true, 4, CloseReason::Write),
         ] {
-            let state = State { phase, since: 100, has_replied };
+            let state = ActivityState { phase, since: 100, has_replied };
             let end = 100 + after_s * TICKS_PER_SECOND + 1;
             assert_eq!(violated(&timeouts, state, end - 1), None, "{phase:?}");
             assert_eq!(violated(&timeouts, state, end), Some(reason), "{phase:?}");
             assert_eq!(violated(&Timeouts::default(), state, Tick::MAX), None, "{phase:?}");
         }
-        let serving = State { phase: Phase::Serving, since: 0, has_replied: false };
+        let serving = ActivityState { phase: Phase::Serving, since: 0, has_replied: false };
         assert_eq!(violated(&timeouts, serving, Tick::MAX), None);
     }
 }

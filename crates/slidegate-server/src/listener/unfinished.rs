@@ -34,7 +34,7 @@ pub(crate) enum Part {
 /// The incomplete requests of one protocol.
 #[derive(Debug)]
 pub(super) struct UnfinishedRequests {
-    held: Mutex<Held>,
+    held: Mutex<HeldBytes>,
     refused: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct UnfinishedRequests {
 type Owner = Option<PeerKey>;
 
 #[derive(Debug)]
-struct Held {
+struct HeldBytes {
     shares: slidegate::shares::Shares<Owner>,
     /// By connection id: since when it holds memory (as a sequence number) and how many bytes.
     connections: HashMap<u64, (u64, usize)>,
@@ -70,7 +70,7 @@ impl std::error::Error for TooMuch {}
 impl Default for UnfinishedRequests {
     fn default() -> Self {
         let shares = slidegate::shares::Shares::new(MAX_BYTES);
-        let held = Held { shares, connections: HashMap::new(), by_wait: BTreeMap::new(), next: 0 };
+        let held = HeldBytes { shares, connections: HashMap::new(), by_wait: BTreeMap::new(), next: 0 };
         Self { held: Mutex::new(held), refused: AtomicU64::new(0) }
     }
 }
@@ -98,12 +98,12 @@ impl UnfinishedRequests {
         counted
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, HeldBytes> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
+impl HeldBytes {
     fn count(&mut self, entry: &Arc<Entry>, refused: &AtomicU64) -> Result<(), TooMuch> {
         let bytes = entry.unfinished_bytes();
         let bytes = if bytes > OWN_BYTES { bytes } else { 0 };

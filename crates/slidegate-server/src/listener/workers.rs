@@ -41,7 +41,7 @@ struct Worker {
 }
 
 /// A worker's connection, counted until dropped.
-struct Place {
+struct ConnectionCount {
     workers: Workers,
     number: usize,
 }
@@ -111,11 +111,11 @@ impl Workers {
 
     /// A place for a connection that this worker accepted: here, or on the worker with the fewest
     /// connections if that has clearly fewer.
-    fn place(&self, accepted_by: usize) -> Place {
+    fn place(&self, accepted_by: usize) -> ConnectionCount {
         let open = |number: usize| self.0[number].open.load(Ordering::Relaxed);
         let number = destination(accepted_by, self.0.len(), open);
         self.0[number].open.fetch_add(1, Ordering::Relaxed);
-        Place { workers: self.clone(), number }
+        ConnectionCount { workers: self.clone(), number }
     }
 }
 
@@ -131,7 +131,7 @@ fn destination(accepted_by: usize, count: usize, open: impl Fn(usize) -> usize) 
     if own > open(least) + own / 4 { least } else { accepted_by }
 }
 
-impl Place {
+impl ConnectionCount {
     /// Serves a connection until it ends.
     async fn serve(self, accepted: Accepted, serve: impl Serve) {
         serve.serve(accepted).await;
@@ -158,7 +158,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.workers.0[self.number].open.fetch_sub(1, Ordering::Relaxed);
     }

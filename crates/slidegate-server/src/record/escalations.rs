@@ -76,7 +76,7 @@ pub(crate) type Queued = (EarnedBlock, Share<String>);
 
 /// When a policy blocks a key.
 #[derive(Debug)]
-struct Rule {
+struct BlockRule {
     after: Arc<Quota>,
     lengths: Arc<[Duration]>,
     /// Index of its table.
@@ -87,7 +87,7 @@ struct Rule {
 #[derive(Debug)]
 struct Rules {
     /// By policy name.
-    by_name: HashMap<String, Rule>,
+    by_name: HashMap<String, BlockRule>,
     /// Their number is a power of two.
     tables: Arc<[Gate]>,
 }
@@ -139,7 +139,7 @@ impl Escalations {
             users[table] += 1;
             table
         };
-        let mut rule = |name: &String, one: &Escalation| Rule {
+        let mut rule = |name: &String, one: &Escalation| BlockRule {
             after: Arc::new(one.after),
             lengths: one.blocks.clone().into(),
             table: table_of(name).unwrap_or_else(&mut least_used),
@@ -270,7 +270,8 @@ mod tests {
     #[test]
     fn denials_in_any_time_of_the_window_earn_a_block() {
         let clock = ManualClock::new();
-        let rule = |table| Rule { after: Arc::new(Quota::per_minute(3)), lengths: Arc::new([MINUTE]), table };
+        let rule =
+            |table| BlockRule { after: Arc::new(Quota::per_minute(3)), lengths: Arc::new([MINUTE]), table };
         let store = MemoryStore::builder().forget_evicted().clock(clock.clone()).build();
         let by_name = ["p", "q"].map(|name| (name.to_owned(), rule(0))).into();
         let rules = Rules { by_name, tables: [table(store)].into() };

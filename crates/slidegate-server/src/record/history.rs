@@ -37,7 +37,7 @@ const BYTES_PER_SERIES: usize = size_of::<Series>() + Policy::MAX_NAME;
 /// The last hour.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    record: Mutex<Record>,
+    record: Mutex<RecordedSteps>,
     markers: Mutex<VecDeque<Marker>>,
 }
 
@@ -93,8 +93,8 @@ pub(crate) struct State {
 
 /// The recorded steps, oldest first.
 #[derive(Debug, Clone, Default)]
-struct Record {
-    steps: VecDeque<Step>,
+struct RecordedSteps {
+    steps: VecDeque<HistoryStep>,
     /// Each has one value per step.
     series: Vec<Series>,
     totals: Totals,
@@ -113,7 +113,7 @@ struct Totals {
 
 /// One step: its counts and the state at its end.
 #[derive(Debug, Clone)]
-struct Step {
+struct HistoryStep {
     /// Its end.
     at_ms: u64,
     lasted_ms: u64,
@@ -153,7 +153,7 @@ enum Figure {
 pub(crate) fn bytes_at_most(policies: usize) -> usize {
     let series = (MAX_SERIES + CHECKS) * (STEPS * size_of::<u64>() + BYTES_PER_SERIES);
     let markers = MAX_MARKERS * (size_of::<Marker>() + MAX_MARKER);
-    series + STEPS * size_of::<Step>() + markers + policies * BYTES_PER_POLICY
+    series + STEPS * size_of::<HistoryStep>() + markers + policies * BYTES_PER_POLICY
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,7 +187,7 @@ impl History {
     }
 }
 
-impl Record {
+impl RecordedSteps {
     fn add(&mut self, sample: &Sample<'_>) {
         let is_full = self.steps.len() == STEPS;
         if is_full {
@@ -288,7 +288,7 @@ impl Record {
 
 impl Totals {
     /// The differences since the last sample, which this one replaces, except for checks.
-    fn step(&mut self, sample: &Sample<'_>) -> Step {
+    fn step(&mut self, sample: &Sample<'_>) -> HistoryStep {
         let mut holds = [0; HoldOutcome::ALL.len()];
         for outcome in HoldOutcome::ALL {
             holds[outcome as usize] = sample.policies.iter().map(|policy| policy.holds(outcome)).sum();
@@ -296,7 +296,7 @@ impl Totals {
         // Counters of long-inactive policies are dropped, so sums may fall.
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let store = sample.store.map(Histogram::read);
-        let step = Step {
+        let step = HistoryStep {
             at_ms: sample.at_ms,
             lasted_ms: millis(sample.uptime.saturating_sub(self.uptime)),
             requests: [0, 1].map(|at| since(sample.requests[at], self.requests[at])),
@@ -540,7 +540,7 @@ mod tests {
         };
         let markers = lock(&history.markers);
         let taken = record.series.iter().map(bytes_of).sum::<usize>()
-            + STEPS * size_of::<Step>()
+            + STEPS * size_of::<HistoryStep>()
             + record.totals.checks.capacity() * (size_of::<(u32, [u32; CHECKS])>() + 1)
             + markers.iter().map(|one| size_of::<Marker>() + one.text.capacity()).sum::<usize>();
         assert_eq!((record.series.len(), markers.len()), (MAX_SERIES + 3, MAX_MARKERS));

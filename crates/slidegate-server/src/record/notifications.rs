@@ -73,22 +73,22 @@ impl Drop {
 /// Detects crossed thresholds and queues their notifications.
 #[derive(Debug)]
 pub(crate) struct Notifications {
-    table: Mutex<Table>,
+    table: Mutex<NotifiedTable>,
     hasher: RandomState,
     queued: Bound<String>,
-    sender: Sender<Queued>,
+    sender: Sender<QueuedCrossing>,
     /// Taken by the reporting task.
-    receiver: Mutex<Option<Receiver<Queued>>>,
+    receiver: Mutex<Option<Receiver<QueuedCrossing>>>,
     dropped: [AtomicU64; Drop::ALL.len()],
     pub(crate) webhook: Option<Arc<Webhook>>,
 }
 
 /// A queued crossing, with its share of the queue.
-type Queued = (Crossing, Share<String>);
+type QueuedCrossing = (Crossing, Share<String>);
 
 /// Keys and thresholds already notified, and until when.
 #[derive(Debug)]
-struct Table {
+struct NotifiedTable {
     until: HashMap<u64, Timestamp>,
     /// The same entries by policy, in the order they were added.
     of_policies: Queues<String, (u64, Timestamp)>,
@@ -96,14 +96,14 @@ struct Table {
     next_sweep: Timestamp,
 }
 
-impl Default for Table {
+impl Default for NotifiedTable {
     fn default() -> Self {
         let of_policies = Queues::new(MAX_REMEMBERED);
         Self { until: HashMap::new(), of_policies, next_sweep: Timestamp::EPOCH }
     }
 }
 
-impl Table {
+impl NotifiedTable {
     /// Remembers a crossing and returns whether it is the first in its window. Takes constant time, plus the
     /// removal of expired entries, each removed once.
     fn is_first(&mut self, hash: u64, crossing: &Crossing) -> bool {
@@ -234,7 +234,7 @@ impl Notifications {
     }
 
     /// The queue, for the one reporting task.
-    pub(crate) fn take_queue(&self) -> Option<Receiver<Queued>> {
+    pub(crate) fn take_queue(&self) -> Option<Receiver<QueuedCrossing>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

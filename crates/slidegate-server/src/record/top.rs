@@ -45,7 +45,7 @@ impl By {
 
 #[derive(Debug)]
 pub(crate) struct Top {
-    copies: PerThread<Mutex<Tops>>,
+    copies: PerThread<Mutex<ThreadTops>>,
 }
 
 /// The sketches of policies in both orders, by policy number.
@@ -58,7 +58,7 @@ pub(crate) struct Outdated(#[allow(dead_code, reason = "only dropped")] Vec<Sket
 
 /// The sketches of one thread.
 #[derive(Debug, Default)]
-struct Tops {
+struct ThreadTops {
     now: Sketches,
     before: Sketches,
     /// Buffer for a key's text.
@@ -101,7 +101,7 @@ impl Top {
 
     /// Starts the next period, in a few steps per thread, and returns the expired sketches.
     pub(crate) fn turn(&self) -> Outdated {
-        let put_by = |copy: &Mutex<Tops>| {
+        let put_by = |copy: &Mutex<ThreadTops>| {
             let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
             let last = std::mem::take(&mut copy.now);
             std::mem::replace(&mut copy.before, last)

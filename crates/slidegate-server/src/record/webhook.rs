@@ -29,7 +29,7 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Webhook {
-    queue: SyncSender<Message>,
+    queue: SyncSender<WebhookMessage>,
     /// Policies share the queue.
     queued: Bound<String>,
     counts: Arc<WebhookCounts>,
@@ -48,7 +48,7 @@ pub(crate) struct WebhookCounts {
 }
 
 #[derive(Debug)]
-struct Message {
+struct WebhookMessage {
     /// Unique; the same in each attempt.
     id: String,
     body: String,
@@ -89,7 +89,7 @@ impl Webhook {
     /// Queues a message about a policy: its id and body.
     pub(crate) fn send(&self, policy: &String, (id, body): (String, String)) {
         let place = self.queued.take(policy);
-        if place.is_none() || self.queue.try_send(Message { id, body, _place: place }).is_err() {
+        if place.is_none() || self.queue.try_send(WebhookMessage { id, body, _place: place }).is_err() {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
@@ -101,7 +101,7 @@ impl Webhook {
 
 impl Sending {
     /// Sends until the queue closes.
-    fn run(&self, messages: &Receiver<Message>) {
+    fn run(&self, messages: &Receiver<WebhookMessage>) {
         for message in messages {
             let mut pauses = PAUSES.iter();
             let failure = loop {
@@ -123,7 +123,7 @@ impl Sending {
     }
 
     /// Sends a message once. Any status but 2xx is a failure.
-    fn attempt(&self, message: &Message) -> Result<(), String> {
+    fn attempt(&self, message: &WebhookMessage) -> Result<(), String> {
         let seconds = jiff::Timestamp::now().as_second().to_string();
         let request = self
             .agent
@@ -141,8 +141,8 @@ impl Sending {
 }
 
 /// The message's signature at this time, in seconds since the epoch.
-fn signature(key: &Secret<Vec<u8>>, message: &Message, seconds: &str) -> String {
-    let Message { id, body, .. } = message;
+fn signature(key: &Secret<Vec<u8>>, message: &WebhookMessage, seconds: &str) -> String {
+    let WebhookMessage { id, body, .. } = message;
     let key = hmac::Key::new(HMAC_SHA256, key.expose());
     let signed = hmac::sign(&key, format!("{id}.{seconds}.{body}").as_bytes());
     format!("v1,{}", STANDARD.encode(signed))
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn messages_are_signed_as_the_specification_has_it() {
         let key = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
-        let message = Message {
+        let message = WebhookMessage {
             id: "msg_p5jXN8AQM9LWM0D4loKWxJek".to_owned(),
             body: r#"{"test": 2432232314}"#.to_owned(),
             _place: None,

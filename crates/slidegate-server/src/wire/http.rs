@@ -190,11 +190,11 @@ struct Reset {
 
 /// Liveness.
 async fn healthz() -> HttpResponse {
-    problem::ok(&Health { status: "ok" })
+    problem::ok(&HealthBody { status: "ok" })
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Health {
+struct HealthBody {
     #[schemars(extend("const" = "ok"))]
     status: &'static str,
 }

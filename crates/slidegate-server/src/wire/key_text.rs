@@ -12,10 +12,10 @@ pub(crate) const OF_MISSING: &str = "requests that lack an attribute cannot be b
 
 /// The values of a policy's scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KeyText(Vec<Part>);
+pub(crate) struct KeyText(Vec<TextPart>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum TextPart {
     Bytes(Vec<u8>),
     Address(IpAddr),
     /// The request lacks the attribute.
@@ -63,14 +63,14 @@ impl KeyText {
         let part = |(value, attribute): (&str, &String)| {
             // An attribute with this value is printed as `%2A`.
             if value == "*" && counts_missing {
-                return Ok(Part::Missing);
+                return Ok(TextPart::Missing);
             }
             if !is_address(attribute) || value == UNKNOWN {
-                return unescape(value).map(Part::Bytes);
+                return unescape(value).map(TextPart::Bytes);
             }
             // The printed address includes the prefix by which it is counted.
             let address = value.split_once('/').map_or(value, |(address, _)| address);
-            address.parse().map(Part::Address).map_err(|_| {
+            address.parse().map(TextPart::Address).map_err(|_| {
                 format!(
                     "invalid {attribute} `{}`: must be an IP address, for example `192.0.2.7`",
                     value.escape_debug()
@@ -82,12 +82,12 @@ impl KeyText {
 
     /// The values for the library; `None` if one is missing.
     pub(crate) fn values(&self) -> Option<Vec<Value<'_>>> {
-        self.0.iter().map(Part::value).collect()
+        self.0.iter().map(TextPart::value).collect()
     }
 
     /// A request for this key under this policy only.
     pub(crate) fn request<'r>(&'r self, policy: &'r Policy) -> Request<'r> {
-        let attributes = policy.scope().iter().zip(self.0.iter().map(Part::value));
+        let attributes = policy.scope().iter().zip(self.0.iter().map(TextPart::value));
         let request = attributes.fold(Request::new(), |request, (name, value)| match value {
             Some(value) => request.with(name, value),
             None => request,
@@ -96,7 +96,7 @@ impl KeyText {
     }
 }
 
-impl Part {
+impl TextPart {
     fn value(&self) -> Option<Value<'_>> {
         match self {
             Self::Bytes(bytes) => Some(bytes.as_slice().into()),

@@ -45,10 +45,10 @@ pub(crate) struct Port<S> {
     /// The name and the URLs in the startup banner.
     pub(crate) banner: (&'static str, String),
     pub(crate) listeners: Vec<Listener>,
-    serve: Serve<S>,
+    serve: ServeFn<S>,
 }
 
-type Serve<S> = Box<dyn FnOnce(S, Shutdown) -> Pin<Box<dyn Future<Output = usize> + Send>> + Send>;
+type ServeFn<S> = Box<dyn FnOnce(S, Shutdown) -> Pin<Box<dyn Future<Output = usize> + Send>> + Send>;
 
 /// The shutdown of a port.
 #[derive(Debug, Clone)]

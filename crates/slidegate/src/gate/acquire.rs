@@ -20,7 +20,7 @@ use crate::store::{HoldStore, Store};
 use crate::time::jitter;
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
-use crate::waiting::queues::{AskOutcome, Asker, Denial, Queues, wait};
+use crate::waiting::queues::{AskOutcome, Asker, Denial, WaitQueues, wait};
 use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
 /// Retry interval for a shared key with open holds, which other instances may settle at any time:
@@ -35,7 +35,7 @@ impl<S: Store> Gate<S> {
     /// [`acquire_reservation`](Self::acquire_reservation).
     #[must_use]
     pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
-        self.queues = Queues::of(most);
+        self.queues = WaitQueues::of(most);
         self
     }
 
@@ -238,7 +238,7 @@ impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
     type Key = QueueKey;
     type Answer = Decisions<'r>;
 
-    fn queues(&self) -> &Queues<QueueKey> {
+    fn queues(&self) -> &WaitQueues<QueueKey> {
         &self.gate.queues
     }
 
@@ -257,7 +257,7 @@ impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
     type Key = QueueKey;
     type Answer = Reserved<'r>;
 
-    fn queues(&self) -> &Queues<QueueKey> {
+    fn queues(&self) -> &WaitQueues<QueueKey> {
         &self.gate.queues
     }
 

@@ -31,12 +31,12 @@ pub struct Decisions<'r> {
     verb: Option<Verb>,
     pub(super) decided: StoreDecisions,
     /// One place per decision, in the order of the requests, then the policies.
-    pub(super) places: PerCharge<Place>,
+    pub(super) places: PerCharge<DecisionPlace>,
 }
 
 /// The request that a decision is on, and the position of its policy in the set.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct DecisionPlace {
     request: u32,
     policy: u32,
     /// The index of the decision among those of the store.
@@ -67,11 +67,11 @@ impl Plan<'_> {
     }
 
     /// Adds the places of the plan's charges, in the order of the requests, then the policies.
-    pub(super) fn places(&self, places: &mut PerCharge<Place>) {
+    pub(super) fn places(&self, places: &mut PerCharge<DecisionPlace>) {
         let place = |at: usize, request: u32| {
             let charge = &self.charges[at];
             let decision = charge::place(at);
-            Place { request, policy: charge.policy, decision, role: charge.part.role }
+            DecisionPlace { request, policy: charge.policy, decision, role: charge.part.role }
         };
         places.extend(self.charges.iter().enumerate().map(|(at, charge)| place(at, charge.request)));
         if !self.met.is_empty() {
@@ -86,7 +86,7 @@ impl Plan<'_> {
 #[derive(Clone, Copy)]
 pub struct PolicyDecision<'d> {
     all: &'d Decisions<'d>,
-    place: Place,
+    place: DecisionPlace,
 }
 
 impl<'r> Decisions<'r> {

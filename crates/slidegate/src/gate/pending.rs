@@ -23,7 +23,7 @@ const SENT_AT_ONCE: usize = 32;
 /// Waiting settlements of a gate, by reservation id.
 #[derive(Debug, Default)]
 pub(super) struct PendingSettlements {
-    queue: Mutex<Queue>,
+    queue: Mutex<SettlementQueue>,
     /// The queue's length, so that no change locks an empty queue.
     kept: AtomicUsize,
     sent: AtomicU64,
@@ -31,11 +31,11 @@ pub(super) struct PendingSettlements {
 }
 
 #[derive(Debug)]
-struct Queue {
+struct SettlementQueue {
     /// Waiting settlements, including those being sent.
     kept: HashMap<u64, Pending>,
     /// How many settlements each policy has waiting.
-    shares: Shares<Policies>,
+    shares: Shares<PolicyNames>,
     /// Ids to send, oldest first.
     order: VecDeque<u64>,
     /// Whether a task is sending.
@@ -43,9 +43,9 @@ struct Queue {
 }
 
 /// The names of a reservation's policies.
-type Policies = SmallVec<[Box<str>; 2]>;
+type PolicyNames = SmallVec<[Box<str>; 2]>;
 
-impl Default for Queue {
+impl Default for SettlementQueue {
     fn default() -> Self {
         let (kept, order) = (HashMap::new(), VecDeque::new());
         Self { kept, shares: Shares::new(MAX_PENDING), order, has_task: false }
@@ -93,7 +93,7 @@ pub struct PendingStats {
 }
 
 impl PendingSettlements {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, SettlementQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -178,7 +178,7 @@ impl PendingSettlements {
 }
 
 impl Pending {
-    fn policies(&self) -> Policies {
+    fn policies(&self) -> PolicyNames {
         self.ticket.keys().map(|(_, key)| key.policy.into()).collect()
     }
 }

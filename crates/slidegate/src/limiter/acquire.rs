@@ -7,14 +7,14 @@ use std::time::Duration;
 use super::Limiter;
 use crate::decision::Decision;
 use crate::key::KeyId;
-use crate::waiting::queues::{AskOutcome, Asker, Denial, Queues, wait};
+use crate::waiting::queues::{AskOutcome, Asker, Denial, WaitQueues, wait};
 use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
 impl Limiter {
     /// Lets no more than these wait in [`acquire`](Self::acquire).
     #[must_use]
     pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
-        self.queues = Queues::of(most);
+        self.queues = WaitQueues::of(most);
         self
     }
 
@@ -102,7 +102,7 @@ impl Asker for LimiterAsker<'_> {
     type Key = KeyId;
     type Answer = Decision;
 
-    fn queues(&self) -> &Queues<KeyId> {
+    fn queues(&self) -> &WaitQueues<KeyId> {
         &self.limiter.queues
     }
 

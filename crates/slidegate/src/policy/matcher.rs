@@ -15,13 +15,13 @@ use crate::request::Value;
 /// Only [`absent`](Self::absent) and [`not`](Self::not) hold for a request that lacks the attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    kind: Kind,
+    kind: MatchKind,
     /// The fold of its texts, also applied to values before they are compared.
     fold: Fold,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum MatchKind {
     OneOf(Vec<String>),
     Prefix(String),
     Glob(String),
@@ -53,20 +53,20 @@ impl Match {
     /// their texts.
     #[must_use]
     pub fn equals(value: impl Into<String>) -> Self {
-        Self::of(Kind::OneOf(vec![value.into()]))
+        Self::of(MatchKind::OneOf(vec![value.into()]))
     }
 
     /// Holds for any of these values.
     #[must_use]
     pub fn one_of<V: Into<String>>(values: impl IntoIterator<Item = V>) -> Self {
-        Self::of(Kind::OneOf(values.into_iter().map(Into::into).collect()))
+        Self::of(MatchKind::OneOf(values.into_iter().map(Into::into).collect()))
     }
 
     /// Holds for values that begin with `prefix`. Never holds for an address; see
     /// [`networks`](Self::networks).
     #[must_use]
     pub fn prefix(prefix: impl Into<String>) -> Self {
-        Self::of(Kind::Prefix(prefix.into()))
+        Self::of(MatchKind::Prefix(prefix.into()))
     }
 
     /// Holds for values that match the pattern. `*` matches any number of bytes, including `/`. `?`
@@ -98,7 +98,7 @@ impl Match {
                 "invalid pattern `{pattern}`: ends in an unpaired backslash; write `\\\\` for a backslash"
             )));
         }
-        Ok(Self::of(Kind::Glob(pattern)))
+        Ok(Self::of(MatchKind::Glob(pattern)))
     }
 
     /// Holds for addresses in any of these networks: `10.0.0.0/8`, `2001:db8::/32` or a single
@@ -109,19 +109,19 @@ impl Match {
     pub fn networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let read = |text: N| text.as_ref().parse().map(|Network(network)| network);
         let networks = networks.into_iter().map(read).collect::<Result<_, _>>()?;
-        Ok(Self::of(Kind::Networks(networks)))
+        Ok(Self::of(MatchKind::Networks(networks)))
     }
 
     /// Holds for any value, including an empty one.
     #[must_use]
     pub fn present() -> Self {
-        Self::of(Kind::Present)
+        Self::of(MatchKind::Present)
     }
 
     /// Holds for requests that lack the attribute.
     #[must_use]
     pub fn absent() -> Self {
-        Self::of(Kind::Absent)
+        Self::of(MatchKind::Absent)
     }
 
     /// Holds where `condition` does not. So it also holds for requests that lack the attribute,
@@ -137,15 +137,15 @@ impl Match {
     #[allow(clippy::should_implement_trait)] // it takes no `self`
     pub fn not(condition: Self) -> Self {
         let kind = match condition.kind {
-            Kind::Present => Kind::Absent,
-            Kind::Absent => Kind::Present,
-            Kind::Not(kind) => *kind,
-            kind => Kind::Not(Box::new(kind)),
+            MatchKind::Present => MatchKind::Absent,
+            MatchKind::Absent => MatchKind::Present,
+            MatchKind::Not(kind) => *kind,
+            kind => MatchKind::Not(Box::new(kind)),
         };
         Self { kind, ..condition }
     }
 
-    fn of(kind: Kind) -> Self {
+    fn of(kind: MatchKind) -> Self {
         Self { kind, fold: Fold::NONE }
     }
 
@@ -169,12 +169,12 @@ impl Match {
             vec![Term::Prefix(bytes)]
         };
         Some(match &self.kind {
-            Kind::OneOf(values) => values.iter().map(|value| Term::Text(value)).collect(),
-            Kind::Prefix(prefix) => beginning(prefix.as_bytes().to_vec()),
-            Kind::Glob(pattern) => beginning(literal_start(pattern.as_bytes())),
-            Kind::Networks(networks) => networks.iter().map(|net| Term::Network(net.trunc())).collect(),
-            Kind::Present => vec![Term::Present],
-            Kind::Absent | Kind::Not(_) => return None,
+            MatchKind::OneOf(values) => values.iter().map(|value| Term::Text(value)).collect(),
+            MatchKind::Prefix(prefix) => beginning(prefix.as_bytes().to_vec()),
+            MatchKind::Glob(pattern) => beginning(literal_start(pattern.as_bytes())),
+            MatchKind::Networks(networks) => networks.iter().map(|net| Term::Network(net.trunc())).collect(),
+            MatchKind::Present => vec![Term::Present],
+            MatchKind::Absent | MatchKind::Not(_) => return None,
         })
     }
 
@@ -190,7 +190,7 @@ impl Match {
     }
 }
 
-impl Kind {
+impl MatchKind {
     /// Whether it holds for this value, already folded by `fold`.
     fn holds(&self, value: Option<Value<'_>>, fold: Fold) -> bool {
         if let Self::Not(kind) = self {
@@ -243,7 +243,7 @@ impl fmt::Display for Match {
     }
 }
 
-impl Kind {
+impl MatchKind {
     fn describe(&self, f: &mut fmt::Formatter<'_>, holds: bool) -> fmt::Result {
         let list = |values: Vec<String>| values.join(" or ");
         let (is, begins, looks) =

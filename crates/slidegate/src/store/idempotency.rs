@@ -39,20 +39,20 @@ const FORGOTTEN_AT_ONCE: usize = 2;
 /// checks.
 pub struct IdempotencyCache {
     seed: HashSeed,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<CacheShard>]>,
 }
 
 /// 128 bits of a keyed hash of a check's id, keys and cost.
 type CheckHash = u128;
 
 /// The numbers of the policies of a check.
-type Policies = SmallVec<[u32; 4]>;
+type PolicyNumbers = SmallVec<[u32; 4]>;
 
 #[derive(Debug)]
-struct Shard {
+struct CacheShard {
     answers: HashMap<CheckHash, Answer>,
     /// The same checks by policy. A replaced one is here twice, with two ends.
-    order: Queues<Policies, (Timestamp, CheckHash)>,
+    order: Queues<PolicyNumbers, (Timestamp, CheckHash)>,
 }
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ struct Answer {
     decisions: SmallVec<[Decision; 1]>,
 }
 
-impl Default for Shard {
+impl Default for CacheShard {
     fn default() -> Self {
         Self { answers: HashMap::new(), order: Queues::new(MAX_OF_A_SHARD) }
     }
@@ -137,8 +137,8 @@ fn place_of(check: CheckHash) -> usize {
     lowest & (SHARDS - 1)
 }
 
-impl Shard {
-    fn keep(&mut self, now: Timestamp, policies: &Policies, check: CheckHash, answer: Answer) {
+impl CacheShard {
+    fn keep(&mut self, now: Timestamp, policies: &PolicyNumbers, check: CheckHash, answer: Answer) {
         for _ in 0..FORGOTTEN_AT_ONCE {
             let Some(over) = self.order.pop_if(policies, |(ends, _)| *ends <= now) else { break };
             self.forget(over);
@@ -219,7 +219,7 @@ mod tests {
         assert!(gate.check_once(&request, "a").is_denied(), "the window of `a` is over");
     }
 
-    fn shards(gate: &Gate) -> &[Mutex<Shard>] {
+    fn shards(gate: &Gate) -> &[Mutex<CacheShard>] {
         &gate.store().idempotent.get().expect("a check had an id").shards
     }
 
@@ -239,7 +239,7 @@ mod tests {
         assert!((MAX_ANSWERS..=SHARDS * MAX_OF_A_SHARD).contains(&kept(&gate)), "{}", kept(&gate));
         // What the constant promises: a table has an eighth more room than it says, and a byte for
         // each.
-        let bytes_of = |shard: &Shard| {
+        let bytes_of = |shard: &CacheShard| {
             let answers = shard.answers.capacity() * 8 / 7 * (size_of::<(CheckHash, Answer)>() + 1);
             answers + shard.order.capacity() * size_of::<(Timestamp, CheckHash)>()
         };

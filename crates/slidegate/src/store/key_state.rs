@@ -26,14 +26,14 @@ use crate::verb::Verb;
 #[derive(Debug)]
 pub struct KeyState {
     quota: Quota,
-    usage: Box<dyn Usage>,
+    usage: Box<dyn AnyState>,
 }
 
 impl KeyState {
     /// An unused key.
     #[must_use]
     pub fn new(quota: &Quota) -> Self {
-        let usage = for_algorithm!(quota.algorithm(), S => Box::new(S::default()) as Box<dyn Usage>);
+        let usage = for_algorithm!(quota.algorithm(), S => Box::new(S::default()) as Box<dyn AnyState>);
         Self { quota: *quota, usage }
     }
 
@@ -83,14 +83,14 @@ impl KeyState {
 }
 
 /// A [`State`] of any algorithm.
-trait Usage: fmt::Debug + Send + Sync {
+trait AnyState: fmt::Debug + Send + Sync {
     fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision;
     fn adopt(&mut self, old: &Quota, new: &Quota, now: Timestamp);
     fn inspect(&self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection;
-    fn copy(&self) -> Box<dyn Usage>;
+    fn copy(&self) -> Box<dyn AnyState>;
 }
 
-impl<S: State + Clone + Send + Sync + 'static> Usage for S {
+impl<S: State + Clone + Send + Sync + 'static> AnyState for S {
     fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
         let settled = self.settle(quota, now.as_micros());
         let done = perform(self, quota, settled, verb, cost);
@@ -108,7 +108,7 @@ impl<S: State + Clone + Send + Sync + 'static> Usage for S {
         inspect(self.clone(), quota, now, cost)
     }
 
-    fn copy(&self) -> Box<dyn Usage> {
+    fn copy(&self) -> Box<dyn AnyState> {
         Box::new(self.clone())
     }
 }

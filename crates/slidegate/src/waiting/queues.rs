@@ -24,7 +24,7 @@ pub(crate) trait Asker: Sync {
     /// The result that a caller waits for.
     type Answer: Send;
 
-    fn queues(&self) -> &Queues<Self::Key>;
+    fn queues(&self) -> &WaitQueues<Self::Key>;
 
     /// The queue to join before asking, from this one or from none. It has to come to an end: no
     /// queue may be returned again before [`ask`](Self::ask) was called.
@@ -106,7 +106,7 @@ pub(crate) async fn wait<A: Asker>(asker: &A, within: Duration) -> Result<A::Ans
 
 /// The queues of a limiter or gate.
 #[derive(Debug)]
-pub(crate) struct Queues<K> {
+pub(crate) struct WaitQueues<K> {
     most: MaxWaiting,
     queues: Mutex<HashMap<K, (usize, Arc<Queue>)>>,
     /// Waiters in all queues. Calls that free cost read it without the lock.
@@ -124,18 +124,18 @@ struct Queue {
 
 /// A position in a queue. Dropping it leaves the queue.
 struct Waiter<'l, K: Copy + Eq + Hash> {
-    queues: &'l Queues<K>,
+    queues: &'l WaitQueues<K>,
     key: K,
     queue: Arc<Queue>,
 }
 
-impl<K> Default for Queues<K> {
+impl<K> Default for WaitQueues<K> {
     fn default() -> Self {
         Self::of(MaxWaiting::default())
     }
 }
 
-impl<K> Queues<K> {
+impl<K> WaitQueues<K> {
     pub(crate) fn of(most: MaxWaiting) -> Self {
         Self { most, queues: Mutex::default(), waiting: AtomicUsize::new(0) }
     }
@@ -163,7 +163,7 @@ impl<K> Queues<K> {
     }
 }
 
-impl<K: Copy + Eq + Hash> Queues<K> {
+impl<K: Copy + Eq + Hash> WaitQueues<K> {
     fn enter(&self, key: K) -> Result<Waiter<'_, K>, Cause> {
         let mut queues = self.lock();
         if self.waiting.load(Ordering::Relaxed) >= self.most.in_all {

@@ -37,7 +37,7 @@ pub(crate) struct Status<'a> {
     ready: bool,
     /// The first serves these routes.
     listeners: &'a [Listener],
-    connections: Connections,
+    connections: ConnectionStatus,
     config: ConfigStatus<'a>,
     store: StoreStatus,
     /// The instances that share the store. `null`: there is no shared store, or `store.fleet` is `false`.
@@ -45,7 +45,7 @@ pub(crate) struct Status<'a> {
     traces: Option<TraceStatus<'a>>,
     memory: MemoryStatus,
     /// The snapshot of the memory store, if `store.memory.snapshot` is configured.
-    snapshot: Option<SnapshotStatus<'a>>,
+    snapshot: Option<SnapshotBody<'a>>,
     changes: ChangeStatus,
 }
 
@@ -67,7 +67,7 @@ struct StoreStatus {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Connections {
+struct ConnectionStatus {
     /// Open connections of all protocols.
     open: usize,
     /// Maximum of all protocols together; lower than configured if file descriptors are short.
@@ -126,12 +126,12 @@ struct FleetStatus<'a> {
     /// How many may decide by fallbacks, as the store is unavailable.
     degraded: usize,
     /// How long versions or configurations have differed. `null`: they agree.
-    differ: Option<Difference<'a>>,
+    differ: Option<VersionDifference<'a>>,
     instances: Vec<InstanceStatus<'a>>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Difference<'a> {
+struct VersionDifference<'a> {
     for_ms: u64,
     /// Whether this is more than five minutes.
     longer_than_a_rollout: bool,
@@ -189,21 +189,21 @@ struct MemoryStatus {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct SnapshotStatus<'a> {
+struct SnapshotBody<'a> {
     path: &'a Path,
     interval_ms: u64,
     saved: u64,
     failed: u64,
     /// Why the last snapshot was not written; null if it was.
     error: Option<String>,
-    last: Option<LastSnapshot>,
+    last: Option<LastSnapshotBody>,
     restored: Option<RestoredSnapshot>,
     rejected: Option<RejectedSnapshot>,
 }
 
 /// The last snapshot that was written.
 #[derive(Serialize, JsonSchema)]
-struct LastSnapshot {
+struct LastSnapshotBody {
     at: String,
     keys: u64,
     bytes: u64,
@@ -236,7 +236,7 @@ struct ChangeStatus {
     place: Location,
     /// How often the store had lost active changes.
     losses: u64,
-    last_loss: Option<Loss>,
+    last_loss: Option<LossBody>,
     count: usize,
     error: Option<String>,
     /// Rejected changes, described.
@@ -244,7 +244,7 @@ struct ChangeStatus {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Loss {
+struct LossBody {
     at: String,
     /// What the store held at that time.
     found: String,
@@ -276,7 +276,7 @@ pub(super) async fn status(
         may_write,
         ready: app.readiness.is_ready(),
         listeners: &admin.listeners,
-        connections: Connections::of(&app.connections),
+        connections: ConnectionStatus::of(&app.connections),
         config: ConfigStatus {
             source: &admin.config_source,
             hash: config.hash,
@@ -291,12 +291,12 @@ pub(super) async fn status(
             .traces()
             .map(|traces| TraceStatus { endpoint: traces.endpoint(), spans: traces.spans() }),
         memory: MemoryStatus { keys, max_keys, dropped, bytes, max_bytes, holds, max_holds },
-        snapshot: app.snapshots.as_ref().map(SnapshotStatus::of),
+        snapshot: app.snapshots.as_ref().map(SnapshotBody::of),
         changes: ChangeStatus::of(&admin),
     }))
 }
 
-impl<'a> SnapshotStatus<'a> {
+impl<'a> SnapshotBody<'a> {
     fn of(snapshots: &'a Snapshots) -> Self {
         let status = snapshots.status().clone();
         Self {
@@ -305,7 +305,7 @@ impl<'a> SnapshotStatus<'a> {
             saved: status.saved,
             failed: status.failed,
             error: status.error,
-            last: status.last.map(|last| LastSnapshot {
+            last: status.last.map(|last| LastSnapshotBody {
                 at: at_text(last.at_ms),
                 keys: last.content.keys,
                 bytes: last.content.bytes,
@@ -334,7 +334,7 @@ impl ChangeStatus {
             digest: document.digest(now),
             place: location,
             losses,
-            last_loss: last_loss.map(|last| Loss {
+            last_loss: last_loss.map(|last| LossBody {
                 at: at_text(last.at_ms),
                 found: last.found,
                 restored_at: last.restored_ms.map(at_text),
@@ -357,7 +357,7 @@ impl<'a> FleetStatus<'a> {
             allowed_per_s,
             denied_per_s,
             degraded: fleet.instances.iter().filter(|one| one.record.degraded).count(),
-            differ: fleet.differs_for.map(|differs_for| Difference {
+            differ: fleet.differs_for.map(|differs_for| VersionDifference {
                 for_ms: millis(differs_for),
                 longer_than_a_rollout: differs_for >= ROLLOUT,
                 versions,
@@ -389,7 +389,7 @@ impl<'a> InstanceStatus<'a> {
     }
 }
 
-impl Connections {
+impl ConnectionStatus {
     fn of(budget: &ConnectionBudget) -> Self {
         let ConnectionCaps { total: max, per_peer: max_per_peer } = budget.caps();
         let (limit, open) = budget.descriptors();

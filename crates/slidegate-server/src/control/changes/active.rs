@@ -26,11 +26,11 @@ pub(crate) struct ActivePolicies {
     has_inline: bool,
     /// Names of the policies that were configured at the start.
     configured: HashSet<String>,
-    parts: Mutex<Parts>,
+    parts: Mutex<PolicyParts>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Parts {
+struct PolicyParts {
     base: Base,
     /// Policies from elsewhere, such as files of envoyproxy/ratelimit.
     external: Vec<Policy>,
@@ -47,7 +47,7 @@ impl ActivePolicies {
     /// `base`: the configured policies, from which [`initial`] built the first set.
     pub(super) fn new(app: Arc<App>, base: Base, has_inline: bool) -> Self {
         let configured = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
-        let parts = Mutex::new(Parts { base, ..Parts::default() });
+        let parts = Mutex::new(PolicyParts { base, ..PolicyParts::default() });
         Self { app, has_inline, configured, parts }
     }
 
@@ -124,7 +124,7 @@ impl ActivePolicies {
     /// The invalid policy, and why.
     pub(crate) fn check(&self, document: &Document) -> Result<(), Refusal> {
         let parts = self.parts();
-        let next = Parts { document: Arc::new(document.clone()), ..parts.clone() };
+        let next = PolicyParts { document: Arc::new(document.clone()), ..parts.clone() };
         let folded = tokio::task::block_in_place(|| self.folded(&next, now_ms()));
         let invalid = folded.map_or_else(|why| vec![why.to_string()], |folded| folded.invalid);
         let new = invalid.into_iter().find(|one| !parts.refused.contains(one));
@@ -133,10 +133,10 @@ impl ActivePolicies {
 
     /// Changes the parts and activates the resulting policies. Returns run-time changes that do not
     /// apply.
-    fn update(&self, change: impl FnOnce(&mut Parts)) -> Result<Vec<String>, Error> {
+    fn update(&self, change: impl FnOnce(&mut PolicyParts)) -> Result<Vec<String>, Error> {
         let mut parts = self.parts();
         let now_ms = now_ms();
-        let mut next = Parts { next_expiry: None, ..parts.clone() };
+        let mut next = PolicyParts { next_expiry: None, ..parts.clone() };
         change(&mut next);
         let folded = self.folded(&next, now_ms)?;
         (next.refused, next.keys_shown) = (folded.refused, folded.keys_shown);
@@ -153,8 +153,8 @@ impl ActivePolicies {
         Ok(parts.refused.clone())
     }
 
-    fn folded(&self, parts: &Parts, now_ms: u64) -> Result<Folded, Error> {
-        let Parts { base, external, document, .. } = parts;
+    fn folded(&self, parts: &PolicyParts, now_ms: u64) -> Result<Folded, Error> {
+        let PolicyParts { base, external, document, .. } = parts;
         let external = external.iter().filter(|policy| base.policies.by_name(policy.name()).is_none());
         let mut policies = PolicySet::new(base.policies.iter().chain(external).cloned())?;
         if self.has_inline {
@@ -164,7 +164,7 @@ impl ActivePolicies {
         fold(&Base { policies, ..base.clone() }, document, now_ms, &self.app.attributes.addresses)
     }
 
-    fn parts(&self) -> MutexGuard<'_, Parts> {
+    fn parts(&self) -> MutexGuard<'_, PolicyParts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,13 +39,13 @@ const MAX_TRIES: u32 = 16;
 pub(crate) struct Control {
     pub(super) app: Arc<App>,
     pub(crate) active: ActivePolicies,
-    state: Mutex<State>,
+    state: Mutex<ControlState>,
     /// Serializes writers of this process.
     writing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ControlState {
     held: Held,
     /// Why the stored document is not the active one.
     problem: Option<String>,
@@ -365,7 +365,7 @@ impl Control {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ControlState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -31,7 +31,7 @@ const MAX_TOGETHER: usize = 1024;
 
 /// The outcome of earned blocks.
 #[derive(Debug, Default)]
-struct Blocked {
+struct BlockOutcome {
     keys: Vec<KeyChange>,
     /// Keys not blocked for lack of room.
     refused: usize,
@@ -67,7 +67,7 @@ impl Control {
         let (earned, too_long): (Vec<_>, Vec<_>) =
             earned.iter().filter(is_enforced).partition(|one| one.key.len() <= KeyText::MAX);
         escalations.dropped(NotBlocked::KeyTooLong, too_long.len());
-        let mut blocked = Blocked::default();
+        let mut blocked = BlockOutcome::default();
         let edit = |document: &mut Document, now_ms| {
             blocked = document.escalate(&earned, now_ms);
             // Nothing to write.
@@ -127,8 +127,8 @@ impl Control {
 
 impl Document {
     /// Blocks these keys, except those already blocked or without room.
-    fn escalate(&mut self, earned: &[&EarnedBlock], now_ms: u64) -> Blocked {
-        let (mut blocked, mut room) = (Blocked::default(), self.room());
+    fn escalate(&mut self, earned: &[&EarnedBlock], now_ms: u64) -> BlockOutcome {
+        let (mut blocked, mut room) = (BlockOutcome::default(), self.room());
         for EarnedBlock { policy, key, lengths, .. } in earned {
             let slot = (policy.as_str(), key.as_str(), true);
             let known = self.keys.iter().find(|change| change.slot() == slot);

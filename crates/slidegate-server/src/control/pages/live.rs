@@ -33,7 +33,7 @@ struct Rates {
 }
 
 #[derive(Debug, Serialize)]
-struct Tick<'t> {
+struct LiveTick<'t> {
     at: String,
     #[serde(flatten)]
     all: Rates,
@@ -59,7 +59,7 @@ pub(crate) async fn tick(app: Arc<App>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut turned_at = observer.clock.now();
     let mut sampled_at = observer.started_at;
-    let mut last: Option<Totals> = None;
+    let mut last: Option<LiveTotals> = None;
     loop {
         ticks.tick().await;
         let at = observer.clock.now();
@@ -78,7 +78,7 @@ pub(crate) async fn tick(app: Arc<App>) {
         }
         // Skipped without subscribers: summing many policies is not free.
         last = observer.events.has_listeners().then(|| {
-            let totals = Totals::of(observer);
+            let totals = LiveTotals::of(observer);
             if let Some(last) = &last {
                 let degraded = app.is_degraded();
                 let at = observer.wall_time(at);
@@ -90,13 +90,13 @@ pub(crate) async fn tick(app: Arc<App>) {
 }
 
 /// A snapshot of the counters.
-struct Totals {
+struct LiveTotals {
     /// In requests; several policies may decide one request.
     all: Rates,
     by_policy: BTreeMap<String, Counts>,
 }
 
-impl Totals {
+impl LiveTotals {
     fn of(observer: &Observer) -> Self {
         let registry = observer.registry.load();
         let by_policy = registry.in_force().iter().map(|counters| (counters.name.clone(), counters.counts()));
@@ -121,7 +121,7 @@ impl Totals {
             // The counts of a removed policy are dropped.
             shadow_denied: self.all.shadow_denied.saturating_sub(last.all.shadow_denied),
         };
-        let tick = Tick { at: crate::engine::explanation::time(at), all, by_policy, store_degraded };
+        let tick = LiveTick { at: crate::engine::explanation::time(at), all, by_policy, store_degraded };
         serde_json::to_string(&tick).expect("strings and numbers serialize").into()
     }
 }

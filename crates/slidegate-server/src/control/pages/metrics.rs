@@ -240,9 +240,9 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
 }
 
 /// Counters of policies that are shown, and of the others, which are summed.
-type Counters = [Arc<PolicyCounters>];
+type PolicyCounterList = [Arc<PolicyCounters>];
 
-fn decisions(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
+fn decisions(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCounterList) -> fmt::Result {
     let checks = |counters: &Arc<PolicyCounters>| {
         let counters = Arc::clone(counters);
         let all = Outcome::ALL.into_iter().flat_map(|outcome| SOURCES.map(|source| (outcome, source)));
@@ -274,7 +274,7 @@ fn decisions(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::R
     page.counter("decisions", help, decisions)
 }
 
-fn reservations(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
+fn reservations(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCounterList) -> fmt::Result {
     let reservations =
         |counters: &Arc<PolicyCounters>| HoldOutcome::ALL.map(|outcome| counters.holds(outcome));
     let mut outcomes = Vec::new();
@@ -290,8 +290,9 @@ fn reservations(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt
     let help = "Reservations by policy and outcome: reserved, settled, extended, cancelled, extension_denied, \
                 already_settled, late, unknown; expired, of those made by this instance";
     page.counter("reservations", help, outcomes)?;
-    let share =
-        |counters: &Counters| SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares));
+    let share = |counters: &PolicyCounterList| {
+        SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
+    };
     let each = shown.iter().map(|one| (one.name.as_str(), share(std::slice::from_ref(one))));
     let settled = each.chain([(OTHERS, share(others))]).filter(|(_, reading)| reading.count > 0);
     let help = "What reservations were settled to, as a share of what they held; above 1, less was held than it cost";
@@ -300,7 +301,7 @@ fn reservations(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt
     page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))
 }
 
-fn counts(page: &mut Page<'_>, shown: &Counters, others: &Counters) -> fmt::Result {
+fn counts(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCounterList) -> fmt::Result {
     let shown_counts: Vec<(&str, Counts)> =
         shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();
     let rest: Vec<Counts> = others.iter().map(|counters| counters.counts()).collect();

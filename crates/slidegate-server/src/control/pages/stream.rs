@@ -31,7 +31,7 @@ enum Content {
     Live,
 }
 
-struct Listener {
+struct StreamReader {
     app: Arc<App>,
     content: Content,
     messages: Receiver<Message>,
@@ -47,14 +47,14 @@ struct Listener {
 }
 
 /// Held while a stream is open: its place among the streams, and the permission to read.
-pub(super) type Held = (Share<String>, Grant);
+pub(super) type OpenStream = (Share<String>, Grant);
 
 /// Streams matching denials from now on, or first those recorded after this sequence number.
 pub(super) fn denials(
     app: Arc<App>,
     filter: Filter,
     after: Option<u64>,
-    held: Held,
+    held: OpenStream,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let events = &app.observer().events;
     // Subscribe before reading the recorded events, so that none is missed.
@@ -65,7 +65,7 @@ pub(super) fn denials(
 }
 
 /// Streams rates every second, some denials, and changes.
-pub(super) fn live(app: Arc<App>, held: Held) -> impl Stream<Item = Result<sse::Event, Infallible>> {
+pub(super) fn live(app: Arc<App>, held: OpenStream) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let messages = app.observer().events.listen();
     stream(app, Content::Live, messages, (VecDeque::new(), 0), held)
 }
@@ -75,15 +75,24 @@ fn stream(
     content: Content,
     messages: Receiver<Message>,
     (kept, last_seq): (VecDeque<Arc<Event>>, u64),
-    (permit, grant): Held,
+    (permit, grant): OpenStream,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let has_ended = app.observer().is_ending.load(SeqCst);
-    let listener =
-        Listener { app, content, messages, kept, last_seq, denials: 0, has_ended, grant, _permit: permit };
+    let listener = StreamReader {
+        app,
+        content,
+        messages,
+        kept,
+        last_seq,
+        denials: 0,
+        has_ended,
+        grant,
+        _permit: permit,
+    };
     unfold(listener, |mut listener| async { listener.next().await.map(|event| (Ok(event), listener)) })
 }
 
-impl Listener {
+impl StreamReader {
     async fn next(&mut self) -> Option<sse::Event> {
         // Checked before ready messages: a slow reader with revoked access must not read on.
         if self.grant.is_revoked() {

@@ -56,7 +56,7 @@ pub(super) async fn top(State(admin): Shared, uri: Uri) -> Result<Response, Prob
     let instances = fleet.as_ref().map_or(&[][..], |fleet| &fleet.instances);
     let shows_this = fleet.is_none() || instances.iter().any(|instance| instance.is_this);
     let held = if shows_this { held(app, policy.as_deref()) } else { HashMap::new() };
-    let listed = counted.iter().enumerate().map(|(at, (policy, one))| TopKey {
+    let listed = counted.iter().enumerate().map(|(at, (policy, one))| TopKeyBody {
         held: held.get(&(policy.as_str().into(), one.key.to_string())).copied().unwrap_or(0),
         policy,
         key: one.key.to_string(),
@@ -204,7 +204,7 @@ pub(crate) struct Tops<'a> {
     /// Counts cover the current period and the previous one, each this long.
     period_s: u64,
     /// Highest count first.
-    keys: Vec<TopKey<'a>>,
+    keys: Vec<TopKeyBody<'a>>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -218,7 +218,7 @@ pub(crate) struct BlockedKeys {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct TopKey<'a> {
+struct TopKeyBody<'a> {
     policy: &'a str,
     key: String,
     count: u64,

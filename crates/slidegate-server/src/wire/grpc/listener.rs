@@ -86,7 +86,7 @@ impl GrpcListener {
         services.set_health(services.handler.is_healthy()).await;
         let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
         let goaway = Arc::new(watch::Sender::new(GoAway::None));
-        let connections = Connections {
+        let connections = GrpcConnections {
             services: Arc::clone(&services),
             settings: self.settings,
             goaway: Arc::clone(&goaway),
@@ -146,13 +146,13 @@ enum GoAway {
 
 /// Serves connections.
 #[derive(Clone)]
-struct Connections {
+struct GrpcConnections {
     services: Arc<GrpcServices>,
     settings: GrpcSettings,
     goaway: Arc<watch::Sender<GoAway>>,
 }
 
-impl Connections {
+impl GrpcConnections {
     /// Serves a connection in its own task.
     fn spawn(&self, accepted: Accepted) {
         let Accepted { stream, connection: client, certificates, .. } = accepted;

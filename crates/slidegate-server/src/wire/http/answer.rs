@@ -136,7 +136,7 @@ pub(super) struct Answer<'a> {
     #[schemars(with = "Option<u64>")]
     limit: Option<Amount>,
     #[serde(flatten)]
-    outcome: Outcome<'a>,
+    outcome: OutcomeBody<'a>,
     /// The decisions of all policies that apply.
     #[schemars(with = "Vec<PolicyAnswer<'a>>")]
     #[serde(serialize_with = "policies")]
@@ -167,12 +167,12 @@ struct PolicyAnswer<'a> {
     #[schemars(range(min = 1))]
     window_ms: u64,
     #[serde(flatten)]
-    outcome: Outcome<'a>,
+    outcome: OutcomeBody<'a>,
 }
 
 /// The numbers, the source, and the reason of a denial.
 #[derive(Default, Serialize, JsonSchema)]
-struct Outcome<'a> {
+struct OutcomeBody<'a> {
     #[serde(flatten)]
     usage: Usage,
     /// Where the decision comes from: the store; a cached denial of the store that is still valid; or, while a shared
@@ -296,15 +296,17 @@ struct SettledPolicy<'a> {
 impl<'a> Answer<'a> {
     fn new(decisions: &'a Decisions<'a>) -> Self {
         let strictest = decisions.strictest();
-        let nothing =
-            || Outcome { usage: Usage { retry_after_ms: Some(0), ..Usage::default() }, ..Outcome::default() };
+        let nothing = || OutcomeBody {
+            usage: Usage { retry_after_ms: Some(0), ..Usage::default() },
+            ..OutcomeBody::default()
+        };
         Self {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|one| one.policy().name()),
             key: strictest.map(|one| key_text::shown(&one.key())),
             why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
             limit: strictest.map(|one| one.amounts().limit),
-            outcome: strictest.map_or_else(nothing, Outcome::new),
+            outcome: strictest.map_or_else(nothing, OutcomeBody::new),
             policies: decisions,
             problem: Problem::of(decisions).map(|problem| ProblemMembers {
                 r#type: problem.type_uri,
@@ -319,7 +321,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-impl<'a> Outcome<'a> {
+impl<'a> OutcomeBody<'a> {
     fn new(one: PolicyDecision<'a>) -> Self {
         let block = one.block();
         Self {
@@ -404,7 +406,7 @@ fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S
         enforced: one.policy().options().enforced,
         limit: one.amounts().limit,
         window_ms: millis_ceil(one.quota().window()),
-        outcome: Outcome::new(one),
+        outcome: OutcomeBody::new(one),
     }))
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::answer::{Answer, ChangeAnswer, Extended, OverLimit, ProblemMembers, TicketMembers};
 use super::holds::{CancelBody, ExtendBody, SettleBody};
 use super::request::{BatchBody, RequestBody, ReserveBody};
-use super::{Health, Ready, Reset};
+use super::{HealthBody, Ready, Reset};
 use crate::config;
 use crate::control::admin::apply::Changed;
 use crate::control::admin::key_state::{KeyDone, ShownKey};
@@ -34,7 +34,7 @@ type Requests<'a> = (
 type Responses<'a> = (
     (Members<'a>, QuotaProblem<'a>, Denial<'a>, ReserveDenial<'a>, ExtensionDenial<'a>),
     (Answer<'a>, AnyDecision<'a>, BatchAnswer<'a>, Reserved<'a>, ChangeAnswer<'a>, Extended<'a>, Reset),
-    (Health, Ready, Status<'a>, Policies<'a>, Shadow<'a>, Changes<'a>, Changed<'a>, ResetStepDone),
+    (HealthBody, Ready, Status<'a>, Policies<'a>, Shadow<'a>, Changes<'a>, Changed<'a>, ResetStepDone),
     (ShownKey<'a>, KeyDone<'a>, Events<'a>, Tops<'a>, BlockedKeys, HistoryReport),
 );
 
@@ -145,7 +145,7 @@ fn routes() -> Vec<Route> {
         route("POST /v1/auth", "authByPost", auth).takes("ProxyAttributes").named(&[AUTH]),
         route("GET /v1/auth/{proxy}", "authOfProxy", auth_of).takes("Proxy ProxyAttributes").named(&[AUTH]),
         route("POST /v1/auth/{proxy}", "authOfProxyByPost", auth_of).takes("Proxy ProxyAttributes").named(&[AUTH]),
-        route("GET /healthz", "healthz", "Liveness").open().responds(200, "The process is alive.", "Health"),
+        route("GET /healthz", "healthz", "Liveness").open().responds(200, "The process is alive.", "HealthBody"),
         route("GET /readyz", "readyz", "Readiness")
             .responds(200, "Ready.", "Ready").responds(503, "The service is shutting down.", "Ready"),
         route("GET /openapi.json", "openapi", "This document").open().responds(200, "This document.", "Document"),

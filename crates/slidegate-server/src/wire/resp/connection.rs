@@ -57,7 +57,7 @@ where
     let timer = sleep(first);
     tokio::pin!(timer);
     let mut connection =
-        Connection { stream, session, app, input: Input::new(), out: Vec::new(), turn: Turn::default() };
+        RespConnection { stream, session, app, input: Input::new(), out: Vec::new(), turn: Turn::default() };
     let mut idle_check = IdleCheck { idle, is_idle: true };
     let mut is_stopping = false;
     loop {
@@ -127,7 +127,7 @@ enum Progress {
     Close,
 }
 
-struct Connection<S> {
+struct RespConnection<S> {
     stream: S,
     session: Session,
     app: Arc<App>,
@@ -137,7 +137,7 @@ struct Connection<S> {
     turn: Turn,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
     /// Bytes held between two reads, beyond the allowance of every connection: an incomplete command,
     /// commands queued since `MULTI`, and the reply buffer.
     fn unfinished_bytes(&self) -> usize {

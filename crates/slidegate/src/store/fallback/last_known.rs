@@ -14,11 +14,11 @@ use crate::time::Timestamp;
 /// Last known usage of 65,536 keys, each by its policy: 5 MB, allocated when the first key is
 /// recorded. As many denials are cached.
 #[derive(Debug, Default)]
-pub(super) struct LastKnown(SetTable<(u32, KeyId), Usage>);
+pub(super) struct LastKnown(SetTable<(u32, KeyId), KnownUsage>);
 
 /// The usage of one key.
 #[derive(Debug, Clone, Copy)]
-struct Usage {
+struct KnownUsage {
     /// Under the limit at that time.
     remaining: u64,
     /// Valid under any limit: policies may change while the store is unavailable.
@@ -60,7 +60,7 @@ impl LastKnown {
             let later = |us: u64| Timestamp::from_micros(now.as_micros().saturating_add(us));
             let waits = decision.waits;
             let waits_to_fit = decision.is_denied() && waits.retry_us != Waits::NEVER;
-            let usage = Usage {
+            let usage = KnownUsage {
                 remaining: decision.remaining,
                 used: decision.used,
                 fits_later: if waits_to_fit { charge.part.asks() } else { 0 },

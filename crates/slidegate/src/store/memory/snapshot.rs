@@ -76,11 +76,11 @@ pub struct RestoredSnapshot {
 #[derive(Debug)]
 pub struct SnapshotError {
     message: String,
-    kind: Kind,
+    kind: SnapshotErrorKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SnapshotErrorKind {
     Damaged,
     InUse,
     Io,
@@ -92,28 +92,28 @@ impl SnapshotError {
     /// reads.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        self.kind == Kind::Damaged
+        self.kind == SnapshotErrorKind::Damaged
     }
 
     /// Whether another process uses the file.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
-        self.kind == Kind::InUse
+        self.kind == SnapshotErrorKind::InUse
     }
 
     /// Whether the store was not [built for the snapshot](crate::store::MemoryStoreBuilder::for_snapshot). The
     /// file is whole.
     #[must_use]
     pub fn is_for_another_store(&self) -> bool {
-        self.kind == Kind::OtherStore
+        self.kind == SnapshotErrorKind::OtherStore
     }
 
     fn damaged(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Damaged, message: message.into() }
+        Self { kind: SnapshotErrorKind::Damaged, message: message.into() }
     }
 
     fn io(doing: &str, error: &io::Error) -> Self {
-        Self { kind: Kind::Io, message: format!("{doing}: {error}") }
+        Self { kind: SnapshotErrorKind::Io, message: format!("{doing}: {error}") }
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) struct Block {
     rest: Vec<u8>,
     /// Bytes of a long name or value still to skip.
     skipping: usize,
-    part: Part,
+    part: BlockPart,
     fields: usize,
     /// Bytes that have arrived.
     arrived: usize,
@@ -60,7 +60,7 @@ pub(super) struct Block {
 
 /// The next part of a block.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum BlockPart {
     Field,
     /// The value of a field that begins here in the new block.
     Value {
@@ -86,7 +86,7 @@ impl Block {
         let start = usize::from(flags & PADDED != 0) + if flags & PRIORITY != 0 { 5 } else { 0 };
         let left = length.checked_sub(start + padding)?;
         let ends = flags & END_HEADERS != 0;
-        let (out, rest, part) = (Vec::new(), Vec::new(), Part::Field);
+        let (out, rest, part) = (Vec::new(), Vec::new(), BlockPart::Field);
         let block = Self {
             authority,
             head,
@@ -154,11 +154,11 @@ impl Block {
             rest = &rest[skipped..];
             let taken = match self.part {
                 _ if rest.is_empty() => break,
-                Part::Field => self.field(rest),
-                Part::Value { begins, is_entry, is_authority } => {
+                BlockPart::Field => self.field(rest),
+                BlockPart::Value { begins, is_entry, is_authority } => {
                     self.value(rest, begins, is_entry, is_authority)
                 }
-                Part::Unparsed => None,
+                BlockPart::Unparsed => None,
             };
             match taken {
                 Some(taken) => rest = &rest[taken..],
@@ -209,7 +209,7 @@ impl Block {
         self.out.extend_from_slice(&bytes[..index_bytes]);
         self.out.extend_from_slice(literal_name);
         self.skipping = skipped;
-        self.part = Part::Value { begins, is_entry, is_authority };
+        self.part = BlockPart::Value { begins, is_entry, is_authority };
         Some(taken)
     }
 
@@ -238,7 +238,7 @@ impl Block {
         if !is_kept && !is_entry {
             self.out.truncate(begins);
         }
-        self.part = Part::Field;
+        self.part = BlockPart::Field;
         Some(taken)
     }
 
@@ -246,7 +246,7 @@ impl Block {
     fn integer(&mut self, bytes: &[u8], prefix_bits: u32) -> Option<(usize, usize)> {
         let integer = integer(bytes, prefix_bits);
         if integer.is_none() && bytes.len() >= MAX_INTEGER_BYTES {
-            self.part = Part::Unparsed;
+            self.part = BlockPart::Unparsed;
         }
         integer
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::restore::VerifiedSnapshot;
-use super::{Kind, SnapshotError};
+use super::{SnapshotError, SnapshotErrorKind};
 
 /// The place of a program's snapshot, locked against other processes until this value is dropped, and
 /// what was read from it. For programs that save attachments, or need a store with another clock or
@@ -63,7 +63,7 @@ impl SnapshotFile {
             fs::TryLockError::WouldBlock => {
                 let name = path.display();
                 let message = format!("another process saves its usage to `{name}`; give each its own file");
-                SnapshotError { kind: Kind::InUse, message }
+                SnapshotError { kind: SnapshotErrorKind::InUse, message }
             }
             fs::TryLockError::Error(error) => unusable(&path, &error),
         })?;
@@ -206,7 +206,7 @@ fn unusable(path: &Path, error: &io::Error) -> SnapshotError {
         _ => "",
     };
     SnapshotError {
-        kind: Kind::Io,
+        kind: SnapshotErrorKind::Io,
         message: format!("cannot save usage to `{}`: {error}{advice}", path.display()),
     }
 }

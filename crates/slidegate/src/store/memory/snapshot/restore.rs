@@ -9,7 +9,7 @@ use super::format::{
     CHECKSUM_BYTES, Header, MAGIC, PREAMBLE_BYTES, Record, SavedKey, SavedPolicy, Summed, TRAILER_BYTES,
     VERSION, take,
 };
-use super::{Kind, RestoredSnapshot, SnapshotError, SnapshotFile};
+use super::{RestoredSnapshot, SnapshotError, SnapshotErrorKind, SnapshotFile};
 use crate::algorithm::{Ages, SavedHold, SavedState, for_algorithm};
 use crate::hold::Holds;
 use crate::key::KeyId;
@@ -79,7 +79,7 @@ impl SnapshotFile {
         if header.identity_seed != memory.secret.identity_seed() {
             let message =
                 "the store hashes keys in another way: build it with `MemoryStoreBuilder::for_snapshot`";
-            return Err(SnapshotError { kind: Kind::OtherStore, message: message.to_owned() });
+            return Err(SnapshotError { kind: SnapshotErrorKind::OtherStore, message: message.to_owned() });
         }
         let now = memory.clock.moment(memory.clock.now());
         let downtime = header.age(now, memory.clock.boot(), Duration::from_micros(*took_us));
