@@ -8,6 +8,9 @@ export type Reason = "over_limit" | "blocked" | "too_many_holds" | "store_full" 
 /** Where a decision comes from. The last three are of a client without its service. */
 export type Source = "store" | "cached" | "local" | "allow" | "deny" | "fail_open" | "fail_closed" | "invalid";
 
+/** Completion for the usual names; a name that is unknown is refused when the limiter is made. */
+export type Algorithm = "sliding-log" | "sliding-window" | "fixed-window" | "token-bucket" | (string & {});
+
 /** What one policy decides. Times are in milliseconds, rounded up. */
 export interface PolicyDecision {
   policy: string;
@@ -86,8 +89,8 @@ export class SlidegateError extends Error {
 export type Quota = string | { limit: number; window: string };
 
 export interface QuotaOptions {
-  /** How cost is counted, by its name in docs/algorithms.md. Default: `sliding-log`, which is exact. */
-  algorithm?: string;
+  /** Default: `sliding-log`, which is exact. */
+  algorithm?: Algorithm;
   /** What a token bucket admits at once. */
   burst?: number;
 }

@@ -31,7 +31,7 @@ enum CostSource {
     Recorded,
     Bytes,
     Field(HeaderName),
-    ReadCost(Arc<ReadCost>),
+    Read(Arc<ReadCost>),
 }
 
 type ReadCost = dyn Fn(&Parts) -> Option<Cost<'static>> + Send + Sync;
@@ -71,7 +71,7 @@ impl Settle {
     /// The cost that `read` finds in the head of the response.
     #[must_use]
     pub fn read<C: Into<Cost<'static>>>(read: impl Fn(&Parts) -> Option<C> + Send + Sync + 'static) -> Self {
-        Self(CostSource::ReadCost(Arc::new(move |response| read(response).map(Into::into))))
+        Self(CostSource::Read(Arc::new(move |response| read(response).map(Into::into))))
     }
 
     /// Whether the cost grows while the body flows.
@@ -88,7 +88,7 @@ impl Settle {
         match &self.0 {
             CostSource::Recorded | CostSource::Bytes => None,
             CostSource::Field(name) => number(&response.headers, name),
-            CostSource::ReadCost(read) => read(response),
+            CostSource::Read(read) => read(response),
         }
     }
 
@@ -108,7 +108,7 @@ impl fmt::Debug for Settle {
             CostSource::Recorded => f.write_str("recorded"),
             CostSource::Bytes => f.write_str("bytes"),
             CostSource::Field(name) => write!(f, "header({name})"),
-            CostSource::ReadCost(_) => f.write_str("read"),
+            CostSource::Read(_) => f.write_str("read"),
         }
     }
 }

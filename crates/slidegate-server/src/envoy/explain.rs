@@ -46,7 +46,7 @@ enum LimitOutcome {
     Unlimited {
         stat_key: String,
     },
-    LimitFound(LimitFound),
+    Limited(LimitFound),
 }
 
 /// The limit that applies.
@@ -126,7 +126,7 @@ fn explanation(
             let shares = steps.iter().any(|step| step.found.is_some_and(|(node, _)| node.share_threshold));
             note(shares, "all values of the wildcard share one counter");
             let quota = envoy.options.quota(hit.rate, hit.rule.algorithm);
-            LimitOutcome::LimitFound(LimitFound {
+            LimitOutcome::Limited(LimitFound {
                 requests_per_unit: hit.rate.requests_per_unit,
                 unit: hit.rate.unit.name(),
                 time_zone: quota.calendar_window().map(|calendar| calendar.time_zone()),
@@ -241,7 +241,7 @@ impl fmt::Display for Explanation {
         match &self.outcome {
             LimitOutcome::NoLimit { why } => write!(f, "limit      none: {why}"),
             LimitOutcome::Unlimited { stat_key } => write!(f, "limit      unlimited\nstatistics {stat_key}"),
-            LimitOutcome::LimitFound(limited) => limited.fmt(f),
+            LimitOutcome::Limited(limited) => limited.fmt(f),
         }?;
         if self.is_replaced {
             f.write_str("\nreplaced   by another limit of this request, so it does not apply")?;

@@ -113,7 +113,7 @@ pub(crate) const THREAT_TESTS: &[(&str, &[&str])] = &[
         "slidegate-server/tests/protocols/controls/tokens.rs::a_repeated_reservation_returns_its_ticket_to_its_caller_only",
     ]),
     ("another protocol, an open reservation, a command with its own quota", &[
-        "slidegate-server/tests/protocols/controls.rs::controls_hold_on_every_path_over_redis",
+        "slidegate-server/tests/protocols/controls.rs::controls_hold_on_every_path_of_another_instance",
         "slidegate-server/tests/protocols/controls.rs::controls_hold_on_every_path_in_memory",
         "slidegate-server/tests/protocols/controls/queued.rs::the_first_change_counts_whether_the_store_replies_or_not",
     ]),
