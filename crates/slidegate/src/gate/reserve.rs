@@ -35,6 +35,11 @@ pub struct Reserved<'r> {
 }
 
 impl<'r> Reserved<'r> {
+    /// The decisions.
+    pub fn decisions(&self) -> &Decisions<'r> {
+        &self.decisions
+    }
+
     /// The ticket, if the request is allowed.
     #[must_use]
     pub fn ticket(&self) -> Option<&Ticket> {
@@ -51,14 +56,6 @@ impl<'r> Reserved<'r> {
     #[must_use]
     pub fn into_parts(self) -> (Decisions<'r>, Option<Ticket>) {
         (self.decisions, self.ticket)
-    }
-}
-
-impl<'r> Deref for Reserved<'r> {
-    type Target = Decisions<'r>;
-
-    fn deref(&self) -> &Decisions<'r> {
-        &self.decisions
     }
 }
 
