@@ -18,7 +18,7 @@ use crate::client_addr::Resolved;
 /// fn handler(request: http::Request<()>) -> String {
 ///     let limited = request.extensions().get::<Limited>();
 ///     match limited.and_then(Limited::strictest) {
-///         Some(one) => format!("{} more under {}", one.remaining(), one.policy().name()),
+///         Some(one) => format!("{} more under {}", one.decision().remaining(), one.policy().name()),
 ///         None => "no limit".into(),
 ///     }
 /// }

@@ -60,7 +60,7 @@ impl<S: Store> Gate<S> {
     /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.with_scope(["host"])])?);
     /// let request = Request::new().with("host", "api.example").with_cost(3);
     /// let decisions = gate.acquire(&request).timeout(Duration::from_secs(2)).await?;
-    /// assert_eq!(decisions.strictest().unwrap().remaining(), 97);
+    /// assert_eq!(decisions.strictest().unwrap().decision().remaining(), 97);
     /// # Ok(())
     /// # }
     /// ```
