@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn home(limited: Limited) -> String {
     match limited.strictest() {
-        Some(one) => format!("{} more under {}\n", one.remaining(), one.policy().name()),
+        Some(one) => format!("{} more under {}\n", one.decision().remaining(), one.policy().name()),
         None => "no limit\n".into(),
     }
 }

@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 /// A gRPC denial: the status in header fields, the details in protobuf, and no body.
 fn exhausted(denied: &Denied<'_>) -> Response<String> {
-    let wait = denied.decisions().strictest().and_then(|strictest| strictest.retry_after());
+    let wait = denied.decisions().strictest().and_then(|strictest| strictest.decision().retry_after());
     let mut details = ErrorDetails::new();
     if wait.is_some() {
         details.set_retry_info(wait);

@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn home(limited: Limited) -> String {
     let Some(decision) = limited.strictest() else { return "no limit\n".into() };
-    format!("{} more, says {}\n", decision.remaining(), decision.source().name())
+    format!("{} more, says {}\n", decision.decision().remaining(), decision.decision().source().name())
 }
 
 fn listen_address() -> String {

@@ -324,13 +324,13 @@ mod tests {
         let _running = gate.reserve(&request);
         let denied = gate.reserve(&request);
         assert_eq!(
-            lines(DRAFT_10.headers(&denied)),
+            lines(DRAFT_10.headers(denied.decisions())),
             [r#"ratelimit-policy: "streams";q=1;qu="concurrent-requests""#, r#"ratelimit: "streams";r=0"#]
         );
-        assert_eq!(lines(DRAFT_7.headers(&denied)), ["ratelimit: limit=1, remaining=0, reset=20"]);
+        assert_eq!(lines(DRAFT_7.headers(denied.decisions())), ["ratelimit: limit=1, remaining=0, reset=20"]);
         let of_6 = ["ratelimit-limit: 1", "ratelimit-remaining: 0", "ratelimit-reset: 20"];
-        assert_eq!(lines(DRAFT_6.headers(&denied)), of_6);
-        assert_eq!(lines(RETRY.headers(&denied)), ["retry-after: 1", "retry-after-ms: 1000"]);
+        assert_eq!(lines(DRAFT_6.headers(denied.decisions())), of_6);
+        assert_eq!(lines(RETRY.headers(denied.decisions())), ["retry-after: 1", "retry-after-ms: 1000"]);
         // The end of the lease may be sooner.
         clock.advance(Duration::from_millis(19_750));
         assert_eq!(lines(RETRY.headers(&gate.peek(&request))), ["retry-after: 1", "retry-after-ms: 250"]);

@@ -194,7 +194,7 @@ impl DiffSide {
         for decision in decisions.iter() {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
-            if decision.is_denied() {
+            if decision.decision().is_denied() {
                 counts.denied += 1;
                 counts.denied_keys.at(&decision.key());
             }
@@ -207,7 +207,7 @@ impl DiffSide {
 
     /// Counts a request that this decision denies and the other side allows.
     fn count_changed(&mut self, decision: &PolicyDecision<'_>) {
-        let at_us = decision.at().as_micros();
+        let at_us = decision.decision().at().as_micros();
         let id = (decision.position(), decision.key().to_bytes().into());
         let is_full = self.changed.len() >= MAX_DENIED_KEYS;
         match self.changed.get_mut(&id) {

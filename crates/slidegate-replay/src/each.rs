@@ -26,7 +26,7 @@ impl<'a> DecisionLine<'a> {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|decision| decision.policy().name()),
             key: strictest.map(|decision| words.key(&decision)),
-            remaining: strictest.map(|decision| decision.remaining()),
+            remaining: strictest.map(|decision| decision.decision().remaining()),
             why: words.why(strictest.as_ref()),
         }
     }

@@ -90,14 +90,15 @@ impl SeenKeys {
     /// Counts a decision and returns its key; `None` if the key is not tracked.
     pub(crate) fn count(&mut self, decision: &PolicyDecision<'_>, words: &Words) -> Option<&mut SeenKey> {
         let Some(key) = self.keys.at(&decision.key()) else {
-            self.denials_not_kept += u64::from(decision.is_denied());
+            self.denials_not_kept += u64::from(decision.decision().is_denied());
             return None;
         };
-        key.peak_tenths = key.peak_tenths.max(tenths(decision.used(), decision.limit()));
-        if decision.is_allowed() {
+        key.peak_tenths =
+            key.peak_tenths.max(tenths(decision.decision().used(), decision.decision().limit()));
+        if decision.decision().is_allowed() {
             return Some(key);
         }
-        let at_us = decision.at().as_micros();
+        let at_us = decision.decision().at().as_micros();
         if !key.is_denied {
             key.is_denied = true;
             self.denied += 1;

@@ -43,13 +43,13 @@ pub(crate) struct LiveKey {
 impl LiveKeys {
     /// Counts a decision on a key of a policy with this quota, if something was charged.
     pub(crate) fn count(&mut self, key: &mut LiveKey, quota: &Quota, decision: &PolicyDecision<'_>) {
-        if decision.cost() == 0 {
+        if decision.decision().cost() == 0 {
             return;
         }
         let policy = decision.policy();
         let cost = policy.options().counts.count(decision.asked()).max(1);
-        let charges = policy.options().counts.count(decision.amounts().used).div_ceil(cost);
-        let at_us = decision.at().as_micros().into();
+        let charges = policy.options().counts.count(decision.decision().amounts().used).div_ceil(cost);
+        let at_us = decision.decision().at().as_micros().into();
         self.charge(key, quota, at_us, key_bytes(quota, charges, cost));
     }
 

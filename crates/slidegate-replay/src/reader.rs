@@ -17,7 +17,7 @@ use crate::entry::Entry;
 use crate::format::field::{FieldCounts, SourceSet};
 use crate::format::fold::FoldOrder;
 use crate::format::name::ParserOptions;
-use crate::input::blocks::{BlockReader, MAX_EXAMPLES, LineCounts};
+use crate::input::blocks::{BlockReader, LineCounts, MAX_EXAMPLES};
 use crate::input::pool::{Feed, Pool};
 use crate::input::stream::LogStream;
 use crate::reorder::Reorder;

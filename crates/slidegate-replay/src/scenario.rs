@@ -143,7 +143,7 @@ impl Tally {
         for decision in decisions.iter() {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
-            if decision.is_denied() {
+            if decision.decision().is_denied() {
                 counts.denied += 1;
                 *counts.timeline.at(now.as_micros()) += 1;
             }

@@ -370,7 +370,7 @@ impl SweepCounts {
     fn count(&mut self, decisions: &Decisions<'_>) {
         self.denied_in_all += u64::from(decisions.is_denied());
         let swept = self.policy;
-        let is_denial = |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied();
+        let is_denial = |one: &PolicyDecision<'_>| one.position() == swept && one.decision().is_denied();
         for decision in decisions.iter().filter(is_denial) {
             self.denied += 1;
             self.denied_keys.at(&decision.key());

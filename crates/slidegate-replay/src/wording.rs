@@ -38,8 +38,8 @@ impl Wording for PlainWording {
             "{}: `{}` has used {} of {}",
             decision.policy().name(),
             decision.key(),
-            decision.used(),
-            decision.limit()
+            decision.decision().used(),
+            decision.decision().limit()
         )
     }
 }

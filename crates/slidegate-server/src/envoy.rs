@@ -26,7 +26,7 @@ use std::fmt::{self, Write as _};
 use serde_json::json;
 use slidegate::{Algorithm, Excess, Policy, Quota};
 
-use matcher::{DescriptorNode, DescriptorLevel, Limit};
+use matcher::{DescriptorLevel, DescriptorNode, Limit};
 use names::StatKey;
 
 pub(crate) use explain::Explanation;

@@ -80,7 +80,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..3 {
         let decisions = gate.check(&alice);
         let strictest = decisions.strictest().expect("the policy applies to every user");
-        println!("{:?}: {} of {} used", decisions.verdict(), strictest.used(), strictest.limit());
+        println!(
+            "{:?}: {} of {} used",
+            decisions.verdict(),
+            strictest.decision().used(),
+            strictest.decision().limit()
+        );
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::time::Timestamp;
 /// let request = Request::new().with("user", "mallory");
 /// let decisions = gate.check(&request);
 /// let denied = decisions.strictest().unwrap();
-/// assert_eq!((denied.reason(), denied.limit(), denied.used()), (Some(Reason::Blocked), 5, 0));
+/// assert_eq!((denied.decision().reason(), denied.decision().limit(), denied.decision().used()), (Some(Reason::Blocked), 5, 0));
 /// assert_eq!(denied.block().unwrap().blocked_by(), Some("ops"));
 /// # Ok::<(), slidegate::Error>(())
 /// ```

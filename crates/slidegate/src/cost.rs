@@ -29,8 +29,8 @@ pub enum Counts {
     /// let request = Request::new().with("user", "alice").with_cost([("input", 90_000), ("output", 4_000)]);
     /// let decisions = gate.check(&request);
     /// let spent = decisions.strictest().unwrap();
-    /// assert_eq!(spent.amounts().used.to_string(), "0.22");
-    /// assert_eq!((spent.limit(), spent.remaining()), (5, 4));
+    /// assert_eq!(spent.decision().amounts().used.to_string(), "0.22");
+    /// assert_eq!((spent.decision().limit(), spent.decision().remaining()), (5, 4));
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     Weighted(Vec<(String, Amount)>),

@@ -59,7 +59,7 @@ pub use ticket_guard::TicketGuard;
 /// let strictest = again.strictest().unwrap();
 /// assert_eq!((strictest.policy().name(), strictest.key().to_string()), ("login", "alice".into()));
 /// // The denied request was charged nowhere.
-/// assert_eq!(gate.peek(&login).iter().next().unwrap().remaining(), 99);
+/// assert_eq!(gate.peek(&login).iter().next().unwrap().decision().remaining(), 99);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
@@ -293,7 +293,7 @@ impl<S: LocalStore> Gate<S> {
     /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(5))?.with_scope(["user"])])?);
     /// let request = Request::new().with("user", "alice");
     /// for _attempt in 0..3 {
-    ///     assert_eq!(gate.check_once(&request, "order-1001").strictest().unwrap().remaining(), 4);
+    ///     assert_eq!(gate.check_once(&request, "order-1001").strictest().unwrap().decision().remaining(), 4);
     /// }
     /// # Ok::<(), slidegate::Error>(())
     /// ```
@@ -348,8 +348,8 @@ impl<S: LocalStore> Gate<S> {
     /// assert!(decisions.is_denied());
     /// let denied = decisions.strictest().unwrap();
     /// assert_eq!((denied.request(), denied.policy().name()), (1, "tokens"));
-    /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().used(), 0);
-    /// assert_eq!(gate.peek(&requests[2]).strictest().unwrap().used(), 1);
+    /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().decision().used(), 0);
+    /// assert_eq!(gate.peek(&requests[2]).strictest().unwrap().decision().used(), 1);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn apply<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {

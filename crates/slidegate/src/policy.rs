@@ -184,16 +184,6 @@ impl Policy {
 
     /// Maps each quota: its own and those of its tiers and overrides. All of them must keep one
     /// algorithm, or building the set fails.
-    ///
-    /// ```
-    /// use slidegate::{Policy, Quota};
-    ///
-    /// let policy = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
-    /// let policy = policy.with_override(["alice"], Quota::per_minute(500));
-    /// let doubled = policy.map_quotas(|quota| Quota::new(2 * quota.limit(), quota.window()).unwrap());
-    /// assert_eq!(doubled.quotas().map(Quota::limit).collect::<Vec<_>>(), [200, 1000]);
-    /// # Ok::<(), slidegate::Error>(())
-    /// ```
     #[must_use]
     pub(crate) fn map_quotas(mut self, change: impl Fn(&Quota) -> Quota) -> Self {
         self.quota = change(&self.quota);

@@ -207,9 +207,9 @@ impl Quota {
     /// let alice = Request::new().with("user", "alice");
     /// let first = gate.reserve(&alice).into_ticket().unwrap();
     /// let second = gate.reserve(&alice).into_ticket().unwrap();
-    /// assert!(gate.reserve(&alice).is_denied());
+    /// assert!(gate.reserve(&alice).decisions().is_denied());
     /// gate.settle(&first, 1)?;
-    /// assert!(gate.reserve(&alice).is_allowed());
+    /// assert!(gate.reserve(&alice).decisions().is_allowed());
     /// # gate.settle(&second, 1)?;
     /// # Ok::<(), slidegate::Error>(())
     /// ```

@@ -38,7 +38,7 @@ use crate::time::{Timestamp, micros};
 /// // Another task, or another call of the same client.
 /// let ticket: Ticket = text.parse()?;
 /// gate.settle(&ticket, 120)?;
-/// assert_eq!(gate.peek(&request).strictest().unwrap().used(), 120);
+/// assert_eq!(gate.peek(&request).strictest().unwrap().decision().used(), 120);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]

@@ -70,8 +70,9 @@ impl<'d> Problem<'d> {
         if decisions.error().is_some() {
             return Some(Self::undecided());
         }
-        let strictest = decisions.strictest().filter(|one| one.is_denied())?;
-        let denying = decisions.iter().filter(|one| one.policy().options().enforced && one.is_denied());
+        let strictest = decisions.strictest().filter(|one| one.decision().is_denied())?;
+        let denying =
+            decisions.iter().filter(|one| one.policy().options().enforced && one.decision().is_denied());
         let violated = denying.map(|one| one.policy().name()).collect();
         Some(Self::new(&NamedDecision::from(&strictest), decisions.why()?, violated))
     }
@@ -224,7 +225,7 @@ mod tests {
             let (gate, _clock) = gate([policy.with_scope(["user"])]);
             let request = Request::new().with("user", "alice").with_cost(cost);
             let _held = gate.reserve(&request);
-            Problem::of(&gate.reserve(&request)).unwrap().detail
+            Problem::of(gate.reserve(&request).decisions()).unwrap().detail
         };
         assert_eq!(
             detail(streams, 1),
@@ -248,7 +249,8 @@ mod tests {
         let reserve = |user: &str| {
             let request = Request::new().with("user", user);
             let reserved = gate.reserve(&request);
-            Problem::of(&reserved).map(|problem| (problem.status, problem.retry_after_ms, problem.detail))
+            Problem::of(reserved.decisions())
+                .map(|problem| (problem.status, problem.retry_after_ms, problem.detail))
         };
         // It may have as many as the others of its policy find then.
         assert!((0..1000).all(|_| reserve("mallory").is_none()));
@@ -259,9 +261,9 @@ mod tests {
         let gate = Gate::new(PolicySet::new([Policy::new("tokens", quota).unwrap()]).unwrap());
         let request = Request::new();
         let hour = Duration::from_secs(3600);
-        assert!((0..1024).all(|_| gate.reserve_for(&request, hour).unwrap().is_allowed()));
+        assert!((0..1024).all(|_| gate.reserve_for(&request, hour).unwrap().decisions().is_allowed()));
         let denied = gate.reserve_for(&request, hour).unwrap();
-        let problem = Problem::of(&denied).unwrap();
+        let problem = Problem::of(denied.decisions()).unwrap();
         assert_eq!((problem.status, problem.retry_after_ms), (429, Some(1000)));
         assert_eq!(
             problem.detail,

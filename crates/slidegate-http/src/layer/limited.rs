@@ -1,6 +1,5 @@
 //! The decisions of a request for its handler, without borrowing from the request.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use slidegate::{Decision, Decisions, Policy, PolicySet};
@@ -19,7 +18,7 @@ use crate::client_addr::Resolved;
 /// fn handler(request: http::Request<()>) -> String {
 ///     let limited = request.extensions().get::<Limited>();
 ///     match limited.and_then(Limited::strictest) {
-///         Some(one) => format!("{} more under {}", one.remaining(), one.policy().name()),
+///         Some(one) => format!("{} more under {}", one.decision().remaining(), one.policy().name()),
 ///         None => "no limit".into(),
 ///     }
 /// }
@@ -53,7 +52,11 @@ impl Limited {
     #[must_use]
     pub fn strictest(&self) -> Option<LimitedDecision<'_>> {
         let enforced = self.iter().filter(|one| one.policy.options().enforced);
-        enforced.reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
+        enforced.reduce(
+            |strictest, one| {
+                if one.decision().is_stricter_than(strictest.decision()) { one } else { strictest }
+            },
+        )
     }
 
     /// The client's address, if the layer has a rule for it.
@@ -76,12 +79,10 @@ impl<'l> LimitedDecision<'l> {
     pub fn policy(&self) -> &'l Policy {
         self.policy
     }
-}
 
-impl Deref for LimitedDecision<'_> {
-    type Target = Decision;
-
-    fn deref(&self) -> &Decision {
+    /// What it decided.
+    #[must_use]
+    pub fn decision(&self) -> &'l Decision {
         self.decision
     }
 }

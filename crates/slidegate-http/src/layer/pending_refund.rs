@@ -49,7 +49,7 @@ impl PendingRefund {
         request: &Request<'_>,
         asked: Instant,
     ) -> Option<Self> {
-        let charged = || decisions.iter().filter(|one| one.cost() > 0);
+        let charged = || decisions.iter().filter(|one| one.decision().cost() > 0);
         let counts = charged().map(|one| counts(&one)).min()?;
         let all = charged().count() == decisions.iter().len();
         let is_alike = all && charged().all(|one| self::counts(&one) == counts);
@@ -136,5 +136,5 @@ impl ChargedRequest {
 
 /// How long a charge counts at least.
 fn counts(decision: &PolicyDecision<'_>) -> Duration {
-    decision.reset_after().min(decision.policy().quota().window())
+    decision.decision().reset_after().min(decision.policy().quota().window())
 }

@@ -46,7 +46,7 @@ async fn fetch_with(address: SocketAddr, method: &str, path: &str, line: &'stati
 
 /// The handler's view of the strictest policy.
 async fn left(limited: Limited) -> String {
-    let left = limited.iter().map(|one| format!("{}:{}", one.policy().name(), one.remaining()));
+    let left = limited.iter().map(|one| format!("{}:{}", one.policy().name(), one.decision().remaining()));
     left.collect::<Vec<_>>().join(" ")
 }
 
@@ -110,7 +110,12 @@ async fn handlers_can_ask_for_the_decision_and_the_client() {
     async fn show(limited: Limited, client: Resolved) -> String {
         let one = limited.strictest().unwrap();
         let client = client.addr.unwrap();
-        format!("{client} has {} of {} left under {}", one.remaining(), one.limit(), one.policy().name())
+        format!(
+            "{client} has {} of {} left under {}",
+            one.decision().remaining(),
+            one.decision().limit(),
+            one.policy().name()
+        )
     }
     let (gate, _clock) = gate([policy("per-ip", "5/1m").with_scope(["ip"]), policy("everyone", "9/1m")]);
     let loopback = Trust::Networks(TrustedProxies::new(["loopback"]).unwrap());

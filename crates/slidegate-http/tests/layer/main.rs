@@ -46,7 +46,8 @@ fn request(headers: &[(&str, &str)]) -> Request<String> {
 async fn ask(layer: &RateLimitLayer, request: Request<String>) -> Response<String> {
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().expect("the layer says what was decided");
-        let decisions = limited.iter().map(|one| format!("{}:{}", one.policy().name(), one.remaining()));
+        let decisions =
+            limited.iter().map(|one| format!("{}:{}", one.policy().name(), one.decision().remaining()));
         Ok::<_, Infallible>(Response::new(decisions.collect::<Vec<_>>().join(" ")))
     });
     let Ok(response) = layer.layer(found).ready().await.unwrap().call(request).await;

@@ -20,7 +20,7 @@ fn limits() -> (Arc<Gate>, RateLimitLayerBuilder) {
 /// The cost that this client has used.
 fn used(gate: &Gate) -> u64 {
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
-    gate.peek(&Asked::new().with("ip", client)).strictest().unwrap().used()
+    gate.peek(&Asked::new().with("ip", client)).strictest().unwrap().decision().used()
 }
 
 /// Sends a request that gets this status.
@@ -77,7 +77,7 @@ async fn a_response_that_takes_longer_than_the_window_refunds_nothing() {
             }
         });
         let Ok(_) = builder.build().unwrap().layer(answer).oneshot(request(&[])).await;
-        let used = |name: &str| gate.peek(&Asked::new().under(name)).strictest().unwrap().used();
+        let used = |name: &str| gate.peek(&Asked::new().under(name)).strictest().unwrap().decision().used();
         assert_eq!(used("short"), 2, "{window}");
         assert_eq!(used("long"), 0, "{window}: its charge still counted");
     }
@@ -120,7 +120,7 @@ async fn a_shadow_policy_that_denied_is_given_nothing() {
     let (gate, _clock) = gate([policy("everyone", "10/1m"), policy("trial", "1/1m").with_enforced(false)]);
     let builder = RateLimitLayer::builder(Arc::clone(&gate));
     let refunding = builder.clone().refund(Refund::when(|_| true));
-    let used = || gate.peek(&Asked::new()).iter().map(|one| one.used()).collect::<Vec<_>>();
+    let used = || gate.peek(&Asked::new()).iter().map(|one| one.decision().used()).collect::<Vec<_>>();
     answered(&refunding, 200).await;
     assert_eq!(used(), [0, 0]);
     answered(&builder, 200).await;

@@ -61,7 +61,7 @@ fn reserves(gate: &Arc<Gate>) -> RateLimitLayerBuilder<Reserves> {
 fn state(gate: &Gate) -> [u64; 4] {
     let request = Asked::new();
     let peeked = gate.peek(&request);
-    let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
+    let all: Vec<_> = peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect();
     [all[0].0, all[1].0, all[1].1, all[2].1]
 }
 

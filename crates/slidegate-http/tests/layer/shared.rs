@@ -35,8 +35,8 @@ async fn used(gate: &RedisGate) -> u64 {
     let asked = Asked::new().with("ip", client);
     let peeked = gate.peek(&asked).await;
     let strictest = peeked.strictest().unwrap();
-    assert_eq!(strictest.source().name(), "store");
-    strictest.used()
+    assert_eq!(strictest.decision().source().name(), "store");
+    strictest.decision().used()
 }
 
 /// Waits until the store reports this usage, with a generous bound.
@@ -165,7 +165,7 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
         .unwrap();
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
-        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().source().name().to_owned()))
+        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().decision().source().name().to_owned()))
     });
     let mut service = RateLimitLayer::builder(gate).build().unwrap().layer(found);
     for (status, body) in [(200, "local"), (200, "local")] {
@@ -194,7 +194,7 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
     let state = || async {
         let request = Asked::new();
         let peeked = gate.peek(&request).await;
-        let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
+        let all: Vec<_> = peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect();
         (all[0].0, all[1].1)
     };
     let until = async |wanted: (u64, u64)| {

@@ -104,7 +104,12 @@ pub(crate) async fn check_cost(gate: &RedisGate, user: &str, cost: u64) -> Outco
     let took = begun.elapsed();
     assert!(took < HANGS, "decided after {took:?}: {:?}", gate.store().stats());
     let strictest = decisions.strictest().unwrap();
-    Outcome { allowed: decisions.is_allowed(), source: strictest.source(), used: strictest.used(), took }
+    Outcome {
+        allowed: decisions.is_allowed(),
+        source: strictest.decision().source(),
+        used: strictest.decision().used(),
+        took,
+    }
 }
 
 /// Why the store last did not answer.
@@ -124,8 +129,8 @@ pub(crate) async fn until_used(gate: &RedisGate, user: &str) -> Vec<u64> {
     for _ in 0..MAX_POLLS {
         let peeked = gate.peek(&request).await;
         let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == "closed");
-        if closed && peeked.iter().all(|one| one.source() == DecisionSource::Store) {
-            return peeked.iter().map(|one| one.used()).collect();
+        if closed && peeked.iter().all(|one| one.decision().source() == DecisionSource::Store) {
+            return peeked.iter().map(|one| one.decision().used()).collect();
         }
         sleep(Duration::from_millis(10)).await;
     }

@@ -128,7 +128,7 @@ async fn ask(server: &RedisServer, own: Quota, holds: bool) {
             let request = [under(asks.cost(&own, &other))];
             let answer = gate.apply_all(verb, &request).await;
             assert!(by_store(&answer), "{what} under {other}: {answer:?}");
-            assert!(answer.iter().all(|one| one.cost() == 0), "{what} under {other}: {answer:?}");
+            assert!(answer.iter().all(|one| one.decision().cost() == 0), "{what} under {other}: {answer:?}");
             assert_eq!(
                 stored(server),
                 before,
@@ -139,10 +139,10 @@ async fn ask(server: &RedisServer, own: Quota, holds: bool) {
         assert!(gate.apply_all(Verb::Check, &batch).await.is_denied());
         assert_eq!(stored(server), before, "a batch with a denial under {other} of a key under {own}");
         let request = under(0);
-        assert!(gate.reserve(&request).await.is_allowed());
+        assert!(gate.reserve(&request).await.decisions().is_allowed());
         assert_eq!(stored(server), before, "a reservation of 0 under {other} of a key under {own}");
         let request = under(other.capacity() + 1);
-        assert!(gate.reserve(&request).await.is_denied());
+        assert!(gate.reserve(&request).await.decisions().is_denied());
         assert_eq!(stored(server), before, "a denied reservation under {other} of a key under {own}");
         // An instance with another configuration.
         let second = crate::callers::gate(policies(other), options(&server.url()).without_denial_cache());
@@ -202,7 +202,7 @@ fn what_charges_nothing_leaves_keys_in_memory_as_they_were() {
             assert!(gate.apply_all(Verb::Check, &batch).is_denied());
             assert_eq!(inspected(), before, "a batch with a denial under {other} of a key under {own}");
             let request = under(0);
-            assert!(gate.reserve(&request).is_allowed());
+            assert!(gate.reserve(&request).decisions().is_allowed());
             assert_eq!(inspected(), before, "a reservation of 0 under {other} of a key under {own}");
         }
     }
@@ -233,7 +233,10 @@ async fn a_refund_under_another_window_leaves_the_key_in_its_own() {
                 let (theirs, ours) = (redis.refund(&request).await, memory.refund(&request));
                 let text = |decisions: &slidegate::Decisions<'_>| {
                     let one = decisions.iter().next().unwrap();
-                    format!("{:?}", (one.cost(), one.used(), one.remaining()))
+                    format!(
+                        "{:?}",
+                        (one.decision().cost(), one.decision().used(), one.decision().remaining())
+                    )
                 };
                 assert_eq!(text(&theirs), text(&ours), "{other} of {own}");
                 let own_request = alice().with_cost(1);

@@ -185,7 +185,7 @@ async fn a_clock_that_is_set_back_by_more_than_a_window_leaves_decisions_shared(
                         Way::Once => gate.check_once(&request, &id).await,
                         Way::Reserve => gate.reserve(&request).await.into_parts().0,
                     };
-                    decided.strictest().unwrap().source()
+                    decided.strictest().unwrap().decision().source()
                 };
                 for number in 0..6 {
                     // The first decision may be what shows that the clock was set.

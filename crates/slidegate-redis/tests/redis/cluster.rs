@@ -197,7 +197,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
                     let decisions = gate.check(&request).await;
                     let outcome = decisions.strictest().unwrap();
                     assert_eq!(
-                        (outcome.source(), outcome.used()),
+                        (outcome.decision().source(), outcome.decision().used()),
                         (DecisionSource::Store, 1),
                         "{:?}",
                         gate.store().stats()
@@ -356,7 +356,7 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         assert!(steps > 6, "{steps} steps of 50 keys each");
         for user in &users {
             let request = Request::new().with("user", user);
-            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used()).collect();
+            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.decision().used()).collect();
             assert_eq!(used, [0, 1]);
         }
         for node in masters {

@@ -75,7 +75,12 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
                 tokio::time::pause();
                 let (decisions, took) = takes(async {
                     let request = request();
-                    gate.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().source()
+                    gate.apply_all(verb, std::slice::from_ref(&request))
+                        .await
+                        .strictest()
+                        .unwrap()
+                        .decision()
+                        .source()
                 })
                 .await;
                 assert_eq!(decisions, DecisionSource::Local, "{}", last_failure(&gate));
@@ -88,7 +93,8 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
         tokio::time::pause();
         let request = request();
         let (source, took) =
-            takes(async { gate.check_once(&request, "id").await.strictest().unwrap().source() }).await;
+            takes(async { gate.check_once(&request, "id").await.strictest().unwrap().decision().source() })
+                .await;
         assert_eq!(source, DecisionSource::Local);
         assert_kept(took, "a check with an id");
         let (reset, took) = takes(gate.reset(&request)).await;

@@ -50,8 +50,8 @@ async fn keeps_its_promises<S: SharedStore + ServiceStore>(stores: [S; 2], proxy
     let used = async || {
         let request = alice(0);
         let found = other.peek(&request).await;
-        assert!(found.iter().all(|one| one.source() == DecisionSource::Store));
-        found.iter().map(|one| one.used()).collect::<Vec<_>>()
+        assert!(found.iter().all(|one| one.decision().source() == DecisionSource::Store));
+        found.iter().map(|one| one.decision().used()).collect::<Vec<_>>()
     };
     assert!(one.check(&alice(2)).await.is_allowed());
     assert!(one.check(&alice(2)).await.is_denied());
@@ -67,13 +67,13 @@ async fn keeps_its_promises<S: SharedStore + ServiceStore>(stores: [S; 2], proxy
 
     proxy.set(Mode::Refuse);
     let narrow = alice(1).under("narrow");
-    let source = |decisions: &slidegate::Decisions<'_>| decisions.strictest().unwrap().source();
+    let source = |decisions: &slidegate::Decisions<'_>| decisions.strictest().unwrap().decision().source();
     let local = one.check(&narrow).await;
     assert_eq!((source(&local), local.is_allowed()), (DecisionSource::Local, true));
     assert!(one.check(&alice(2).under("narrow")).await.is_denied(), "two instances share three");
     let all = alice(1);
     let denied = one.check(&all).await;
-    assert_eq!(denied.strictest().unwrap().reason(), Some(Reason::StoreUnavailable));
+    assert_eq!(denied.strictest().unwrap().decision().reason(), Some(Reason::StoreUnavailable));
     assert_eq!(one.store().stats().fallbacks, 3);
     let store: &dyn ServiceStore = one.store().primary();
     assert!(store.ping().await.unwrap_err().is_store());

@@ -230,7 +230,9 @@ fn a_client_of_the_other_tests() {
         // Every client is connected and has loaded its scripts before any of them begins.
         for gate in [&long, &short] {
             let request = Request::new().with("tenant", "t").with("user", "0");
-            assert!(gate.peek(&request).await.iter().all(|one| one.source() == DecisionSource::Store));
+            assert!(
+                gate.peek(&request).await.iter().all(|one| one.decision().source() == DecisionSource::Store)
+            );
         }
         for requests in REQUESTS {
             round(&long, &tenant(mode, requests), Extent::Requests(requests)).await;
@@ -318,9 +320,13 @@ async fn ask(
         let sent = Instant::now();
         let decisions = gate.check(&request).await;
         let received = Instant::now();
-        assert!(decisions.iter().all(|one| is_by_store(one.source())), "{:?}", gate.store().stats());
+        assert!(
+            decisions.iter().all(|one| is_by_store(one.decision().source())),
+            "{:?}",
+            gate.store().stats()
+        );
         if decisions.is_allowed() {
-            let at: Vec<_> = decisions.iter().map(|one| one.at().as_micros()).collect();
+            let at: Vec<_> = decisions.iter().map(|one| one.decision().at().as_micros()).collect();
             own.push((user, sent, received, [at[0], at[1]]));
             admitted.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -397,7 +403,7 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
         }
         for (user, admitted) in users.iter().enumerate() {
             let used = async || -> Vec<u64> {
-                gate.peek(&request(user)).await.iter().map(|one| one.used()).collect()
+                gate.peek(&request(user)).await.iter().map(|one| one.decision().used()).collect()
             };
             while used().await != [WIDE, *admitted] {
                 assert!(start.elapsed() < HANGS, "user {user}: {:?} of {admitted}, {mode:?}", used().await);
@@ -406,7 +412,11 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
             let request = request(user);
             let denied = gate.check(&request).await;
             assert!(!denied.is_allowed(), "user {user}, {mode:?}");
-            assert!(denied.iter().all(|one| is_by_store(one.source())), "{:?}", gate.store().stats());
+            assert!(
+                denied.iter().all(|one| is_by_store(one.decision().source())),
+                "{:?}",
+                gate.store().stats()
+            );
         }
     });
 }

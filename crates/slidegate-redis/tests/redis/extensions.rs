@@ -180,7 +180,7 @@ async fn outcome<S: HoldStore + 'static>(
         let kept = gate.extend(&ticket, Extension::new()).await.unwrap();
         assert_eq!(kept.status(), HoldStatus::Changed, "{}", case.name);
         assert_eq!(
-            kept.iter().map(|key| (key.used(), key.held())).collect::<Vec<_>>(),
+            kept.iter().map(|key| (key.decision().used(), key.decision().held())).collect::<Vec<_>>(),
             [(5, 5)],
             "{}",
             case.name
@@ -191,7 +191,7 @@ async fn outcome<S: HoldStore + 'static>(
     let settled = gate.settle(extended.ticket(), 9).await.unwrap();
     assert_eq!(settled.status(), HoldStatus::Changed, "{}", case.name);
     assert_eq!(
-        settled.iter().map(|key| (key.used(), key.held())).collect::<Vec<_>>(),
+        settled.iter().map(|key| (key.decision().used(), key.decision().held())).collect::<Vec<_>>(),
         [(14, 0)],
         "{}",
         case.name
@@ -249,7 +249,15 @@ async fn a_block_under_another_policy_of_the_reservation_denies_an_extension() {
         assert_eq!(denied.status(), HoldStatus::Denied);
         let keys: Vec<_> = denied
             .iter()
-            .map(|key| (key.policy().to_owned(), key.is_denied(), key.reason(), key.used(), key.held()))
+            .map(|key| {
+                (
+                    key.policy().to_owned(),
+                    key.decision().is_denied(),
+                    key.decision().reason(),
+                    key.decision().used(),
+                    key.decision().held(),
+                )
+            })
             .collect();
         let blocked = Some(slidegate::Reason::Blocked);
         assert_eq!(

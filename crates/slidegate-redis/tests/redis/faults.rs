@@ -366,7 +366,8 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         let request = Request::new().with("user", "alice");
         let decisions = gate.check(&request).await;
         assert!(decisions.is_denied());
-        let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.is_allowed())).collect();
+        let outcome: Vec<_> =
+            decisions.iter().map(|one| (one.decision().source(), one.decision().is_allowed())).collect();
         assert_eq!(
             outcome,
             [(DecisionSource::Local, true), (DecisionSource::Allow, true), (DecisionSource::Deny, false)]
@@ -407,10 +408,14 @@ async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
                 let request = Request::new().with("user", user);
                 let decisions = gate.check(&request).await;
                 let one = decisions.strictest().unwrap();
-                assert_eq!((one.source(), one.limit()), (DecisionSource::Local, share), "{what}");
-                admitted += u64::from(one.is_allowed());
-                if one.is_denied() {
-                    let wait = one.retry_after().expect("it will fit");
+                assert_eq!(
+                    (one.decision().source(), one.decision().limit()),
+                    (DecisionSource::Local, share),
+                    "{what}"
+                );
+                admitted += u64::from(one.decision().is_allowed());
+                if one.decision().is_denied() {
+                    let wait = one.decision().retry_after().expect("it will fit");
                     assert!(!wait.is_zero() && wait <= Duration::from_secs(2 * 86_400), "{what}: {wait:?}");
                 }
             }

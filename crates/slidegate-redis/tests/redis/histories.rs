@@ -227,7 +227,7 @@ async fn run(
                     _ => vec![one().with_cost(*cost)],
                 };
                 let ours = memory.apply_all(*verb, &requests);
-                let waits = ours.iter().filter_map(|one| one.frees_after());
+                let waits = ours.iter().filter_map(|one| one.decision().frees_after());
                 wait = waits.min().unwrap_or_default();
                 let theirs = redis.apply_all(*verb, &requests).await;
                 let ours: Vec<_> = ours.iter().map(|one| fields(one.decision())).collect();

@@ -46,7 +46,7 @@ fn stream() -> Request<'static> {
 async fn counted(gate: &RedisGate, request: &Request<'_>) -> (u64, u64) {
     let found = gate.peek(request).await;
     let decision = found.strictest().unwrap();
-    (decision.used(), decision.held())
+    (decision.decision().used(), decision.decision().held())
 }
 
 /// A process that is paused for nine of ten seconds must not lose what it works on.
@@ -78,13 +78,13 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
             // Older tickets work as well.
             (ours, theirs) = (renewed.0.into_ticket(), renewed.1.into_ticket());
         }
-        assert_eq!(memory.peek(&request).strictest().unwrap().held(), 1, "beat {beat}");
+        assert_eq!(memory.peek(&request).strictest().unwrap().decision().held(), 1, "beat {beat}");
         assert_eq!(counted(&redis, &request).await, (0, 1), "beat {beat}");
     }
     // Without a further heartbeat it is back at exactly the end of its lease.
     for (us, held) in [(now + 10 * SECOND_US - 1, 1), (now + 10 * SECOND_US, 0)] {
         at(us);
-        assert_eq!(memory.peek(&request).strictest().unwrap().held(), held);
+        assert_eq!(memory.peek(&request).strictest().unwrap().decision().held(), held);
         assert_eq!(counted(&redis, &request).await, (0, held));
     }
     let late = (
@@ -134,16 +134,16 @@ async fn after_the_servers_clock_is_set_back_an_hour_no_hold_is_longer_than_its_
             assert_eq!(counted(&gate, &tokens(1)).await, (used, open), "{touch}");
             assert_eq!(counted(&gate, &stream()).await, (0, 2), "{touch}");
             // What is open still counts against the limits.
-            assert!(gate.reserve(&tokens(41)).await.is_denied());
-            assert!(gate.reserve(&stream()).await.is_denied());
+            assert!(gate.reserve(&tokens(41)).await.decisions().is_denied());
+            assert!(gate.reserve(&stream()).await.decisions().is_denied());
         }
         // From the first call after it, each lasts no longer than its whole time.
         let mut back = back;
         if touch == "late check" {
             back += 3 * SECOND_US;
             server.clock().stand(back);
-            assert!(gate.reserve(&tokens(41)).await.is_denied());
-            assert!(gate.reserve(&stream()).await.is_denied());
+            assert!(gate.reserve(&tokens(41)).await.decisions().is_denied());
+            assert!(gate.reserve(&stream()).await.decisions().is_denied());
         }
         server.clock().stand(back + 10 * SECOND_US);
         assert_eq!(counted(&gate, &stream()).await, (0, 0), "{touch}: leases of ten seconds are over");
@@ -159,7 +159,7 @@ async fn after_the_servers_clock_is_set_back_an_hour_no_hold_is_longer_than_its_
             let status = gate.settle(ticket, 1).await.unwrap().status();
             assert!(matches!(status, HoldStatus::AlreadySettled | HoldStatus::Expired), "{status:?}");
         }
-        assert!(gate.reserve(&tokens(100)).await.is_allowed(), "{touch}");
+        assert!(gate.reserve(&tokens(100)).await.decisions().is_allowed(), "{touch}");
         assert!(gate.reset(&tokens(1)).await.unwrap());
     }
 }
@@ -222,7 +222,7 @@ async fn a_reservation_whose_reply_was_lost_ends_by_its_time() {
         let before = cut.reserve(&request).await.into_ticket().unwrap();
         cut.cancel(&before).await.unwrap();
         proxy.set(Mode::CutReplyAfter(0));
-        assert!(cut.reserve(&request).await.is_denied());
+        assert!(cut.reserve(&request).await.decisions().is_denied());
         proxy.set(Mode::Pass);
         server.clock().stand(start + ttl * SECOND_US - 1);
         assert_eq!(counted(&other, &request).await, (0, request.cost()));

@@ -80,7 +80,7 @@ struct Pair {
 }
 
 pub(crate) fn decisions(reserved: &Reserved<'_>) -> Vec<String> {
-    reserved.iter().map(|one| format!("{:?}", one.decision())).collect()
+    reserved.decisions().iter().map(|one| format!("{:?}", one.decision())).collect()
 }
 
 fn changes(settlement: &Settlement) -> Vec<String> {

@@ -36,10 +36,10 @@ async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     let ticket = gate.reserve(&request).await.into_ticket().unwrap();
     assert_eq!(kinds().await, (Some(0x15), Some(0x14)), "the table takes the key's place");
     assert!(gate.check(&request).await.is_allowed(), "a plain check counts what is held");
-    assert_eq!(gate.peek(&request).await.strictest().unwrap().held(), 10);
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().decision().held(), 10);
     gate.settle(&ticket, 25).await.unwrap();
     assert_eq!(kinds().await, (Some(0x14), None));
-    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 45);
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().decision().used(), 45);
     assert_eq!(gate.store().primary().stats().errors.values().sum::<u64>(), 0);
 }
 
@@ -60,11 +60,14 @@ async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_
     for (gate, cost, used) in [(&one, 70, [70, 70]), (&one, 70, [70, 70]), (&other, 70, [70, 70])] {
         let settled = gate.settle(&ticket, cost).await.unwrap();
         assert_eq!(settled.status(), HoldStatus::Expired);
-        assert_eq!(settled.iter().map(|key| key.used()).collect::<Vec<_>>(), used);
+        assert_eq!(settled.iter().map(|key| key.decision().used()).collect::<Vec<_>>(), used);
     }
     server.clock().stand(START_US + 70_000_000);
     let settled = other.settle(&ticket, 80).await.unwrap();
-    assert_eq!(settled.iter().map(|key| (key.cost(), key.used())).collect::<Vec<_>>(), [(10, 80), (10, 80)]);
+    assert_eq!(
+        settled.iter().map(|key| (key.decision().cost(), key.decision().used())).collect::<Vec<_>>(),
+        [(10, 80), (10, 80)]
+    );
 }
 
 /// A client that is denied because others hold asks again and again: Redis must not decide each time.
@@ -83,8 +86,8 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
     let request = Request::new().with("user", "alice").with_cost(10);
     let source = async |gate: &RedisGate| {
         let reserved = gate.reserve(&request).await;
-        assert!(reserved.is_denied());
-        reserved.strictest().unwrap().source()
+        assert!(reserved.decisions().is_denied());
+        reserved.decisions().strictest().unwrap().decision().source()
     };
     let ticket = one.reserve(&request).await.into_ticket().unwrap();
     // Nothing is cached before invalidations are received.
@@ -147,7 +150,7 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
         };
         let minute = Duration::from_secs(60);
         let ticket = gate.reserve_for(&request(1), minute).await.unwrap().into_ticket().unwrap();
-        assert!(gate.reserve_for(&request(1), minute).await.unwrap().is_allowed());
+        assert!(gate.reserve_for(&request(1), minute).await.unwrap().decisions().is_allowed());
         assert!((60_000..=60_000 + 126_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
         // From now on what is charged counts for up to an hour or two.
         gate.configure(policies(Quota::per_hour(10))).unwrap();
@@ -182,7 +185,8 @@ async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
         };
         used += cost;
         assert_eq!(settled.status(), HoldStatus::Changed, "{step}");
-        let counted = settled.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>();
+        let counted =
+            settled.iter().map(|one| (one.decision().used(), one.decision().held())).collect::<Vec<_>>();
         assert_eq!(counted, [(used, 10 * open.len() as u64)], "{step}");
         if cost > 0 {
             let again = gates[step % 2].settle(&ticket, 9).await.unwrap().status();
@@ -220,8 +224,8 @@ async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
     let check = async |gate: &RedisGate, id: &str| {
         let decided = gate.check_once(&request, id).await;
         let decision = decided.strictest().unwrap();
-        assert_eq!(decision.source(), DecisionSource::Store, "{:?}", gate.store().stats());
-        (decision.used(), decision.held())
+        assert_eq!(decision.decision().source(), DecisionSource::Store, "{:?}", gate.store().stats());
+        (decision.decision().used(), decision.decision().held())
     };
     assert_eq!(check(&one, "before").await, (10, 0));
     let ticket = one.reserve(&request).await.into_ticket().unwrap();
@@ -229,7 +233,7 @@ async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
     assert_eq!(check(&one, "beside").await, (20, 10));
     one.settle(&ticket, 5).await.unwrap();
     assert_eq!([check(&one, "beside").await, check(&other, "beside").await], [(20, 10); 2]);
-    assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 25);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().decision().used(), 25);
 }
 
 /// A limit over one key in each of several slots: a denial in one leaves no hold in the others.
@@ -249,13 +253,13 @@ fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {
         let held = async || {
             let request = request(1);
             let found = gate.peek(&request).await;
-            found.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+            found.iter().map(|one| (one.decision().used(), one.decision().held())).collect::<Vec<_>>()
         };
         let (fits, exceeds) = (request(8), request(30));
         let ticket = gate.reserve(&fits).await.into_ticket().unwrap();
         assert_eq!(held().await, [(0, 8), (0, 8)]);
         for _ in 0..20 {
-            assert!(gate.reserve(&exceeds).await.is_denied());
+            assert!(gate.reserve(&exceeds).await.decisions().is_denied());
         }
         // What was held before the other slot denied is cancelled in the background.
         let mut found = held().await;
@@ -288,8 +292,16 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
         let part = gate.settle_so_far(&ticket, 3).await.unwrap();
         let denied = gate.extend(part.ticket(), Extension::new().with_total(30)).await.unwrap();
         assert_eq!(denied.status(), HoldStatus::Denied);
-        assert!(denied.iter().all(|one| one.status() == HoldStatus::Denied && one.held() == 5), "{denied:?}");
-        let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
+        assert!(
+            denied.iter().all(|one| one.status() == HoldStatus::Denied && one.decision().held() == 5),
+            "{denied:?}"
+        );
+        let counted: Vec<_> = gate
+            .peek(&request)
+            .await
+            .iter()
+            .map(|one| (one.decision().used(), one.decision().held()))
+            .collect();
         assert_eq!(counted, [(3, 5); 5]);
         // The older ticket, and more that fits everywhere.
         assert_eq!(
@@ -297,7 +309,12 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
             HoldStatus::Changed
         );
         assert_eq!(gate.settle(&ticket, 9).await.unwrap().status(), HoldStatus::Changed);
-        let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
+        let counted: Vec<_> = gate
+            .peek(&request)
+            .await
+            .iter()
+            .map(|one| (one.decision().used(), one.decision().held()))
+            .collect();
         assert_eq!(counted, [(9, 0); 5]);
     });
 }
@@ -317,16 +334,24 @@ async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
     let mut ticket = None;
     for _ in 0..1024 {
         ticket = gate.reserve(&request).await.into_ticket();
-        assert!(memory.reserve(&request).is_allowed());
+        assert!(memory.reserve(&request).decisions().is_allowed());
     }
     for reserved in [gate.reserve(&request).await, memory.reserve(&request)] {
-        let reasons: Vec<_> = reserved.iter().map(|one| one.reason().map(slidegate::Reason::name)).collect();
+        let reasons: Vec<_> = reserved
+            .decisions()
+            .iter()
+            .map(|one| one.decision().reason().map(slidegate::Reason::name))
+            .collect();
         assert_eq!(reasons, [None, Some("too_many_holds")]);
-        assert_eq!(reserved.iter().next().unwrap().used(), 1024, "a denial charges nothing");
+        assert_eq!(
+            reserved.decisions().iter().next().unwrap().decision().used(),
+            1024,
+            "a denial charges nothing"
+        );
     }
     assert!(gate.check(&request).await.is_allowed(), "what is charged at once needs no hold");
     gate.settle(&ticket.unwrap(), 1).await.unwrap();
-    assert!(gate.reserve(&request).await.is_allowed());
+    assert!(gate.reserve(&request).await.decisions().is_allowed());
 }
 
 /// A client that cancels again and again must not make Redis decide what it has denied to others.
@@ -344,7 +369,11 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
     let gate = redis_gate(set, options(&server.url()).with_deadline(PATIENT)).unwrap();
     let asked = async |user: &str| {
         let request = Request::new().with("user", user).under("requests");
-        gate.check(&request).await.strictest().map(|one| (one.is_allowed(), one.source())).unwrap()
+        gate.check(&request)
+            .await
+            .strictest()
+            .map(|one| (one.decision().is_allowed(), one.decision().source()))
+            .unwrap()
     };
     let cached = (false, DecisionSource::CachedDenial);
     assert_eq!(asked("victim").await, (true, DecisionSource::Store));
@@ -377,7 +406,7 @@ async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
         server.admin(lost);
         assert_eq!(gate.settle(&ticket, 4).await.unwrap().status(), HoldStatus::Changed, "{lost:?}");
     }
-    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 8);
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().decision().used(), 8);
 }
 
 /// While Redis is away, a fallback holds and settles in the process that decided, and a settlement of
@@ -390,11 +419,11 @@ async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
     let before = gate.reserve(&request).await.into_ticket().unwrap();
     server.kill();
     let reserved = gate.reserve(&request).await;
-    assert_eq!(reserved.strictest().unwrap().source(), DecisionSource::Local);
+    assert_eq!(reserved.decisions().strictest().unwrap().decision().source(), DecisionSource::Local);
     let local = reserved.into_ticket().unwrap();
     assert_eq!(gate.settle(&local, 4).await.unwrap().status(), HoldStatus::Changed);
     assert!(gate.settle(&before, 4).await.is_err());
-    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 4);
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().decision().used(), 4);
 }
 
 /// An operator forgets a customer, or a whole policy, with all that is held.
@@ -415,6 +444,6 @@ async fn a_reset_forgets_usage_and_holds() {
         }
         assert_eq!(names().trim(), "");
         assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::AlreadySettled);
-        assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 0);
+        assert_eq!(gate.peek(&request).await.strictest().unwrap().decision().used(), 0);
     }
 }

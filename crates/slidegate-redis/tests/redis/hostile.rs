@@ -322,7 +322,7 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
         let peeked = gate.peek(&request).await;
         let outcome = peeked.strictest().unwrap();
         assert!(
-            outcome.source() == DecisionSource::Local || outcome.used() == used - 1,
+            outcome.decision().source() == DecisionSource::Local || outcome.decision().used() == used - 1,
             "{length} of {}: {outcome:?}",
             whole.len()
         );

@@ -64,7 +64,10 @@ async fn a_counter_admits_199_of_100_in_two_milliseconds_and_the_log_100() {
         admitted[at].0 = counter.ask(asks);
         for _ in 0..asks {
             let decisions = log.check(&request).await;
-            assert!(decisions.iter().all(|one| one.source() == DecisionSource::Store), "{decisions:?}");
+            assert!(
+                decisions.iter().all(|one| one.decision().source() == DecisionSource::Store),
+                "{decisions:?}"
+            );
             admitted[at].1 += i64::from(decisions.is_allowed());
         }
     }

@@ -248,7 +248,7 @@ fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
                 let request = Request::new().with("user", "alice").under(policy);
                 let outcome = gate.check(&request).await;
                 assert_eq!(
-                    outcome.strictest().unwrap().source(),
+                    outcome.strictest().unwrap().decision().source(),
                     DecisionSource::Local,
                     "{policy} of {ms} ms"
                 );

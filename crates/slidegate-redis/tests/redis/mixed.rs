@@ -146,7 +146,17 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
             let keys: Vec<_> = asked.iter().map(|one| format!("mixed-{}-{}", number.get(), one.1)).collect();
             let requests = requests(asked, &keys);
             let said = |decisions: &Decisions<'_>| -> Vec<_> {
-                decisions.iter().map(|one| (one.verdict(), one.used(), one.remaining(), one.cost())).collect()
+                decisions
+                    .iter()
+                    .map(|one| {
+                        (
+                            one.decision().verdict(),
+                            one.decision().used(),
+                            one.decision().remaining(),
+                            one.decision().cost(),
+                        )
+                    })
+                    .collect()
             };
             let ours = memory.apply(&requests);
             let theirs = runtime.block_on(redis.apply(&requests));
@@ -157,8 +167,9 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
             let looks: Vec<_> = looks
                 .map(|(name, key)| Request::new().with("key", key.as_str()).under(name).with_cost(0))
                 .collect();
-            let used =
-                |decisions: &Decisions<'_>| -> Vec<_> { decisions.iter().map(|one| one.used()).collect() };
+            let used = |decisions: &Decisions<'_>| -> Vec<_> {
+                decisions.iter().map(|one| one.decision().used()).collect()
+            };
             let expected = used(&memory.apply_all(Verb::Peek, &looks));
             until_true("the stores agree on what is used", || {
                 used(&runtime.block_on(redis.apply_all(Verb::Peek, &looks))) == expected

@@ -110,7 +110,7 @@ async fn admits_the_limit(instances: &[Arc<RedisGate>; 2], request: impl Fn() ->
             let by_store = [DecisionSource::Store, DecisionSource::CachedDenial];
             let failure = instance.store().stats().last_failure;
             assert!(
-                decisions.iter().all(|one| by_store.contains(&one.source())),
+                decisions.iter().all(|one| by_store.contains(&one.decision().source())),
                 "{failure:?}: {decisions:?}"
             );
             u64::from(decisions.is_allowed())
@@ -141,10 +141,15 @@ async fn decides_exactly(url: &str) {
         assert!(extended.iter().all(|one| one.status() == HoldStatus::Changed), "{extended:?}");
         other.settle(&ticket, 10).await.unwrap();
         let peeked = one.peek(&request).await;
-        assert!(peeked.iter().all(|one| one.used() == 10 && one.decision().held() == 0), "{peeked:?}");
+        assert!(
+            peeked.iter().all(|one| one.decision().used() == 10 && one.decision().held() == 0),
+            "{peeked:?}"
+        );
         let ticket = one.reserve(&request).await.into_ticket().unwrap();
         other.cancel(&ticket).await.unwrap();
-        assert!(one.refund(&request.clone().with_cost(10)).await.iter().all(|one| one.used() == 0));
+        assert!(
+            one.refund(&request.clone().with_cost(10)).await.iter().all(|one| one.decision().used() == 0)
+        );
     }
 
     // A repeated request is charged once.
@@ -152,9 +157,9 @@ async fn decides_exactly(url: &str) {
     for instance in &instances {
         assert!(instance.check_once(&request, "id").await.is_allowed());
     }
-    assert!(one.penalize(&request).await.iter().all(|one| one.used() == 50));
+    assert!(one.penalize(&request).await.iter().all(|one| one.decision().used() == 50));
     assert!(one.reset(&request).await.unwrap());
-    assert!(one.peek(&request).await.iter().all(|one| one.used() == 0));
+    assert!(one.peek(&request).await.iter().all(|one| one.decision().used() == 0));
 
     // What instances share beside usage.
     one.store().primary().count_instances(None).await.unwrap();

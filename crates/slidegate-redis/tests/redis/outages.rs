@@ -53,7 +53,10 @@ fn keys_of_a_hash_tag_at_both_ends_of_a_moving_slot_are_charged_together_or_not_
 
         let both = gate([named("a", 9), named("b", 9)], tagged(Duration::from_millis(300)));
         let decisions = both.check(&request).await;
-        assert!(decisions.iter().all(|one| one.source() == DecisionSource::Local), "{decisions:?}");
+        assert!(
+            decisions.iter().all(|one| one.decision().source() == DecisionSource::Local),
+            "{decisions:?}"
+        );
         let failure = last_failure(&both);
         assert!(failure.contains("TRYAGAIN"), "{failure}");
         assert!(errors(&both, FailureKind::ClusterDown) > 0, "{:?}", both.store().stats());
@@ -86,8 +89,8 @@ fn request_of_alice() -> Request<'static> {
 /// What the store says is used under each policy, after a check or without one.
 async fn used_under(gate: &RedisGate, request: &Request<'_>, checks: bool) -> Vec<u64> {
     let decisions = if checks { gate.check(request).await } else { gate.peek(request).await };
-    assert!(decisions.iter().all(|one| one.source() == DecisionSource::Store), "{decisions:?}");
-    decisions.iter().map(|one| one.used()).collect()
+    assert!(decisions.iter().all(|one| one.decision().source() == DecisionSource::Store), "{decisions:?}");
+    decisions.iter().map(|one| one.decision().used()).collect()
 }
 
 /// A server that stands still (a fork, a swapped page, `DEBUG SLEEP`) runs afterwards what it was
@@ -245,8 +248,8 @@ async fn a_client_whose_clock_is_set() {
     let request = Request::new().with("user", "alice");
     let decisions = gate.check(&request).await;
     let denied = decisions.strictest().unwrap();
-    assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
-    let wait = denied.retry_after().unwrap();
+    assert_eq!((denied.decision().is_denied(), denied.decision().source()), (true, DecisionSource::Store));
+    let wait = denied.decision().retry_after().unwrap();
     assert!((Duration::from_secs(86_000)..=Duration::from_secs(86_400)).contains(&wait), "{wait:?}");
     assert_eq!(gate.store().primary().stats().clock_jumps, slidegate::store::ClockJumps::default());
 }

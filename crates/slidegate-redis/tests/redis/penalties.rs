@@ -191,7 +191,7 @@ fn excess_past_what_a_key_holds_is_not_given_back() {
             let gate = gate(policies(), options(&cluster.url()).with_deadline(LATER).without_denial_cache());
             let user = format!("excess-{number}");
             let only = Request::new().with("user", &user).under("bucket").with_cost(3);
-            assert_eq!(gate.penalize(&only).await.strictest().unwrap().used(), 3);
+            assert_eq!(gate.penalize(&only).await.strictest().unwrap().decision().used(), 3);
             let both = Request::new().with("user", &user).with_cost(100);
             assert!(gate.check(&both).await.is_denied());
             let mut used = 10;

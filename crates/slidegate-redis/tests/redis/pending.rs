@@ -54,7 +54,7 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     // Until a first attempt has failed.
     let checked = gate.check(&request).await;
     let is_awake = server.is_awake();
-    let is_by_store = checked.iter().any(|one| one.source() == slidegate::DecisionSource::Store);
+    let is_by_store = checked.iter().any(|one| one.decision().source() == slidegate::DecisionSource::Store);
     assert!(!is_by_store, "the server is {}: {checked:?}", if is_awake { "awake" } else { "paused" });
     server.resume();
     until_nothing_waits(&gate).await;
@@ -62,7 +62,7 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     assert_eq!((stats.sent, stats.dropped), (2, 0));
     assert_eq!(until_used(&gate, "alice").await, [1, 90, 20]);
     let request = Request::new().with("user", "alice");
-    assert!(gate.peek(&request).await.iter().all(|one| one.held() == 0));
+    assert!(gate.peek(&request).await.iter().all(|one| one.decision().held() == 0));
 }
 
 /// What can no longer change anything is given up, and counted.

@@ -51,7 +51,7 @@ async fn every_script_is_sent_without_comments_and_compiles() {
         let of = |url: &str| gate(policies.clone(), options(url).with_key_secret("secret"));
         let ticket = of(&server.url()).reserve(&request).await.into_ticket().unwrap();
         let forgetful = of(&fake.url());
-        assert!(forgetful.reserve(&request).await.is_allowed(), "by the fallback");
+        assert!(forgetful.reserve(&request).await.decisions().is_allowed(), "by the fallback");
         assert!(forgetful.settle(&ticket, 1).await.is_err());
     }
     let sent = loaded(&fake);

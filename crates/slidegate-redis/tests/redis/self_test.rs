@@ -176,7 +176,7 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     let ticket = gate.reserve(&request.clone().with_cost(3)).await.into_ticket().unwrap();
     gate.settle(&ticket, 2).await.unwrap();
     let decisions = gate.peek(&request).await;
-    assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.used() == 2));
+    assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.decision().used() == 2));
     assert_eq!(store.count_instances(None).await.unwrap(), 1);
     assert!(gate.reset(&request).await.unwrap());
 

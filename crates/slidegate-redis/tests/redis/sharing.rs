@@ -50,7 +50,7 @@ async fn until_it_remembers(gate: &RedisGate) {
         let decisions = gate.check(&one).await;
         if decisions.is_allowed() {
             gate.penalize(&much).await;
-        } else if decisions.strictest().unwrap().source() == DecisionSource::CachedDenial {
+        } else if decisions.strictest().unwrap().decision().source() == DecisionSource::CachedDenial {
             gate.reset(&one).await.unwrap();
             return;
         }
@@ -239,7 +239,7 @@ async fn a_cached_denial_holds_for_costs_at_least_as_large_and_for_its_own_key()
     }
     // More than ever fits: no wait is promised.
     let request = Request::new().with("user", "alice").with_cost(11);
-    assert_eq!(gate.check(&request).await.strictest().unwrap().retry_after(), None);
+    assert_eq!(gate.check(&request).await.strictest().unwrap().decision().retry_after(), None);
     let other = check_cost(&gate, "bob", 5).await;
     assert_eq!((other.allowed, other.source), (true, DecisionSource::Store));
 }
@@ -258,7 +258,7 @@ async fn a_refund_a_reset_and_another_quota_end_cached_denials() {
             assert_eq!((outcome.allowed, outcome.source), (false, source), "{end}");
         }
         match end {
-            "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().cost(), 1),
+            "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().decision().cost(), 1),
             "reset" => assert!(gate.reset(&request).await.unwrap()),
             _ => gate.configure(PolicySet::new([daily(2)]).unwrap()).unwrap(),
         }
@@ -289,11 +289,11 @@ async fn a_denial_that_a_refund_overtakes_is_not_cached() {
         let ([denial], [refund]) = (denial, refund);
         // Both were answered together; who reads first is chance.
         if refund_first {
-            assert_eq!(refund.await.strictest().unwrap().cost(), 1);
+            assert_eq!(refund.await.strictest().unwrap().decision().cost(), 1);
             assert!(!denial.await.allowed);
         } else {
             assert!(!denial.await.allowed);
-            assert_eq!(refund.await.strictest().unwrap().cost(), 1);
+            assert_eq!(refund.await.strictest().unwrap().decision().cost(), 1);
         }
         let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!(
@@ -371,8 +371,11 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     let source = async || {
         let decisions = gate.check(&mallory).await;
         let denied = decisions.strictest().unwrap();
-        assert_eq!((denied.reason(), denied.limit(), denied.used()), (Some(Reason::Blocked), 5, 0));
-        denied.source()
+        assert_eq!(
+            (denied.decision().reason(), denied.decision().limit(), denied.decision().used()),
+            (Some(Reason::Blocked), 5, 0)
+        );
+        denied.decision().source()
     };
     assert_eq!(source().await, DecisionSource::Store);
     // Nothing is cached before invalidations are received.
@@ -388,7 +391,7 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
 
     // What this instance does to the key is seen at once.
     gate.penalize(&mallory).await;
-    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used(), 1);
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().decision().used(), 1);
     gate.reset(&mallory).await.unwrap();
-    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used(), 0);
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().decision().used(), 0);
 }

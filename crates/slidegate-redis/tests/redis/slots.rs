@@ -56,11 +56,11 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                         assert_eq!((decisions.is_denied(), strictest.policy().name()), (true, denier));
                         for outcome in decisions.iter() {
                             assert_eq!(
-                                (outcome.source(), outcome.cost()),
+                                (outcome.decision().source(), outcome.decision().cost()),
                                 (DecisionSource::Store, 0),
                                 "round {round}: {decisions:?}"
                             );
-                            assert_eq!(outcome.is_denied(), outcome.policy().name() == denier);
+                            assert_eq!(outcome.decision().is_denied(), outcome.policy().name() == denier);
                         }
                         if round % 5 == 0 {
                             // Charges of a denied request are refunded in the background.
@@ -106,8 +106,12 @@ fn denied_requests_that_count_are_counted_in_every_slot() {
                 assert!(decisions.is_denied());
                 for outcome in decisions.iter().filter(|outcome| outcome.policy().name() != denier) {
                     assert_eq!(
-                        (outcome.used(), outcome.cost(), outcome.is_denied()),
-                        (asked, 1, asked > outcome.limit()),
+                        (
+                            outcome.decision().used(),
+                            outcome.decision().cost(),
+                            outcome.decision().is_denied()
+                        ),
+                        (asked, 1, asked > outcome.decision().limit()),
                         "{denier} denies: {decisions:?}"
                     );
                 }
@@ -158,17 +162,25 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
                 node.resume();
                 let outcome = decisions.iter().find(|one| one.policy().name() == denier).unwrap();
                 // A node that is silent may be asked first, and then nobody knows.
-                if outcome.source() == DecisionSource::Store {
+                if outcome.decision().source() == DecisionSource::Store {
                     assert!(
-                        outcome.is_denied() && decisions.is_denied(),
+                        outcome.decision().is_denied() && decisions.is_denied(),
                         "{denier}, {silent}: {decisions:?}"
                     );
                 }
                 if known {
-                    assert_eq!(outcome.source(), DecisionSource::Store, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(
+                        outcome.decision().source(),
+                        DecisionSource::Store,
+                        "{denier}, {silent}: {decisions:?}"
+                    );
                     assert!(decisions.is_denied());
                     let other = decisions.iter().find(|one| one.policy().name() == silent).unwrap();
-                    assert_eq!(other.source(), DecisionSource::Allow, "{denier}, {silent}: {decisions:?}");
+                    assert_eq!(
+                        other.decision().source(),
+                        DecisionSource::Allow,
+                        "{denier}, {silent}: {decisions:?}"
+                    );
                 }
                 until_used(&gate, user).await;
             }
@@ -196,7 +208,7 @@ fn a_charge_that_no_longer_counts_is_not_refunded() {
         let options = || options(&cluster.url()).with_deadline(PATIENT).without_denial_cache();
         let (gate, witness) = (gate(policies(), options()), gate(policies(), options()));
         let under = |policy: &'static str| Request::new().with("user", user).under(policy);
-        let used = async || witness.peek(&under("short")).await.strictest().unwrap().used();
+        let used = async || witness.peek(&under("short")).await.strictest().unwrap().decision().used();
         assert!(gate.check(&under("long")).await.is_allowed());
         assert_eq!(used().await, 0);
 
@@ -328,7 +340,11 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
                     let request = Request::new().with("user", *id);
                     let decisions = gate.check(&request).await;
                     let outcome = decisions.strictest().unwrap();
-                    assert_eq!((outcome.source(), outcome.used()), (DecisionSource::Store, round), "{id:?}");
+                    assert_eq!(
+                        (outcome.decision().source(), outcome.decision().used()),
+                        (DecisionSource::Store, round),
+                        "{id:?}"
+                    );
                 }
             }
             let keys = masters(cluster).map(|node| node.admin(&["KEYS", &format!("sg1:{name}:*")]));

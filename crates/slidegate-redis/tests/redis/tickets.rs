@@ -21,7 +21,7 @@ async fn another_instance_settles_a_ticket_and_a_repeated_call_charges_once() {
     let ticket: Ticket = text.parse().unwrap();
     assert_eq!(other.settle(&ticket, 20).await.unwrap().status(), HoldStatus::Changed);
     assert_eq!(one.settle(&ticket, 90).await.unwrap().status(), HoldStatus::AlreadySettled);
-    assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 20);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().decision().used(), 20);
 }
 
 /// A client whose connection broke reserves again, and must not hold twice, whichever instance it
@@ -65,12 +65,16 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     ];
     assert!(one.check_once(&request, "order-7").await.is_allowed());
     let state = |decided: slidegate::Decisions<'_>| {
-        decided.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+        decided.iter().map(|one| (one.decision().used(), one.decision().held())).collect::<Vec<_>>()
     };
     let expected = [(4, 0), (100, 400), (0, 3)];
     assert_eq!(state(one.peek(&request).await), expected);
-    assert!(memory.reserve_all(std::slice::from_ref(&more), once("order-7")).unwrap().is_allowed());
-    assert!(memory.reserve_all(std::slice::from_ref(&request), once("order-8")).unwrap().is_allowed());
+    assert!(
+        memory.reserve_all(std::slice::from_ref(&more), once("order-7")).unwrap().decisions().is_allowed()
+    );
+    assert!(
+        memory.reserve_all(std::slice::from_ref(&request), once("order-8")).unwrap().decisions().is_allowed()
+    );
     assert!(memory.check_once(&request, "order-7").is_allowed());
     assert_eq!(state(memory.peek(&request)), expected);
     // One hold each, which one ticket settles.
@@ -98,7 +102,7 @@ async fn a_ticket_that_another_store_made_is_unknown() {
         assert_eq!((settled.status(), settled.iter().len()), (HoldStatus::Unknown, 0));
     }
     assert_eq!(memory.settle(&ticket, 20).unwrap().status(), HoldStatus::Unknown);
-    assert_eq!(one.peek(&request).await.strictest().unwrap().held(), 60);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().decision().held(), 60);
 }
 
 /// Instances are configured alike and share nothing but the store.
@@ -119,7 +123,7 @@ async fn a_secret_that_is_not_configured_is_drawn_and_shared_and_outlives_an_emp
     let again = one.reserve(&request).await.into_ticket().unwrap();
     let third = gate();
     assert_eq!(third.settle(&again, 10).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(third.peek(&request).await.strictest().unwrap().used(), 10);
+    assert_eq!(third.peek(&request).await.strictest().unwrap().decision().used(), 10);
 }
 
 /// Whoever holds a ticket can change its text: it must grant nothing that was not given.
@@ -138,7 +142,7 @@ async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothin
     let text = gate.reserve(&request).await.into_ticket().unwrap().to_string();
     let usage = async || {
         let peeked = gate.peek(&request).await;
-        peeked.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+        peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect::<Vec<_>>()
     };
     let before = usage().await;
     for at in 0..text.len() {

@@ -29,7 +29,7 @@ async fn until_cached(gate: &RedisGate, request: &Request<'_>) {
     for _ in 0..500 {
         let decisions = gate.check(request).await;
         assert!(decisions.is_denied());
-        if decisions.strictest().unwrap().source() == DecisionSource::CachedDenial {
+        if decisions.strictest().unwrap().decision().source() == DecisionSource::CachedDenial {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -49,7 +49,9 @@ fn a_refund_or_a_reset_ends_cached_denials_in_every_instance() {
             while here.check(&request).await.is_allowed() {}
             until_cached(&here, &request).await;
             match give_room {
-                "refund" => assert_eq!(there.refund(&request).await.iter().next().unwrap().cost(), 1),
+                "refund" => {
+                    assert_eq!(there.refund(&request).await.iter().next().unwrap().decision().cost(), 1)
+                }
                 _ => assert!(there.reset(&request).await.unwrap()),
             }
             let mut asked = 0;
@@ -72,7 +74,10 @@ fn nothing_is_cached_while_no_invalidations_arrive() {
         let request = Request::new().with("user", "alice");
         assert!(gate.check(&request).await.is_allowed());
         for _ in 0..50 {
-            assert_eq!(gate.check(&request).await.strictest().unwrap().source(), DecisionSource::Store);
+            assert_eq!(
+                gate.check(&request).await.strictest().unwrap().decision().source(),
+                DecisionSource::Store
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
@@ -96,7 +101,7 @@ fn a_policy_is_forgotten_whole_and_no_other() {
             assert_eq!(gate.reset_policy("a").await.unwrap(), 2500);
             assert_eq!(gate.reset_policy("a").await.unwrap(), 0);
             let request = Request::new().with("user", &users[0]);
-            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used()).collect();
+            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.decision().used()).collect();
             assert_eq!(used, [0, 1, 1]);
             assert_eq!(gate.reset_policy("aa").await.unwrap() + gate.reset_policy("b").await.unwrap(), 5000);
         }
@@ -122,18 +127,19 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         for used in 1..=3 {
             let decisions = gate.check(&request).await;
             assert!(decisions.is_allowed(), "{decisions:?}: {:?}", gate.store().stats());
-            let counted: Vec<_> = decisions.iter().map(|one| (one.used(), one.source())).collect();
+            let counted: Vec<_> =
+                decisions.iter().map(|one| (one.decision().used(), one.decision().source())).collect();
             assert_eq!(counted, [(used, DecisionSource::Store); 4]);
             assert_eq!(gate.store().primary().examine().await, [""; 0]);
         }
         // To reset a policy forgets no first reply: asked again, the request is not charged again.
         let one = Request::new().with("user", "1");
-        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().used(), 1);
+        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().decision().used(), 1);
         for name in names {
             assert_eq!(gate.reset_policy(name).await.unwrap(), 2, "{name}");
         }
-        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().used(), 1);
-        let after: Vec<_> = gate.peek(&one).await.iter().map(|one| one.used()).collect();
+        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().decision().used(), 1);
+        let after: Vec<_> = gate.peek(&one).await.iter().map(|one| one.decision().used()).collect();
         assert_eq!(after, [0; 4], "charged again");
         assert_eq!(server.admin(&["GET", "sg1:control"]), "changes");
     });
@@ -256,7 +262,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
             let decisions = gate.check(&request).await;
             let decision = decisions.strictest().unwrap();
             assert_eq!(
-                (decision.source(), decision.used()),
+                (decision.decision().source(), decision.decision().used()),
                 (DecisionSource::Store, 1),
                 "{:?}",
                 gate.store().stats()
@@ -289,13 +295,14 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
             (request.clone().with_cost(3), vec![4]),
         ] {
             let decisions = gate.check_once(&request, "1").await;
-            let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.used())).collect();
+            let outcome: Vec<_> =
+                decisions.iter().map(|one| (one.decision().source(), one.decision().used())).collect();
             let expected: Vec<_> = used.into_iter().map(|used| (DecisionSource::Store, used)).collect();
             assert_eq!(outcome, expected, "{:?}", gate.store().stats());
         }
         let request = request.with("path", "/x");
         let peeked = gate.peek(&request).await;
-        assert_eq!(peeked.iter().map(|one| one.used()).collect::<Vec<_>>(), [5, 1]);
+        assert_eq!(peeked.iter().map(|one| one.decision().used()).collect::<Vec<_>>(), [5, 1]);
 
         // What costs nothing is stored nowhere.
         let nobody = Request::new().with("user", "nobody").with_cost(0);
@@ -319,7 +326,8 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
         let outcome = |decisions: Decisions<'_>| format!("{decisions:?}");
         let first = outcome(gate.check_once(&request, "one").await);
         assert_eq!(outcome(gate.check_once(&request, "one").await), first);
-        let used = async || gate.peek(&request).await.iter().map(|one| one.used()).collect::<Vec<_>>();
+        let used =
+            async || gate.peek(&request).await.iter().map(|one| one.decision().used()).collect::<Vec<_>>();
         assert_eq!(used().await, [1, 1]);
 
         // The reply is lost on its way: asked again by itself, it is not charged again.
@@ -335,7 +343,7 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
             tokio::join!(asked, heal).0
         };
         assert!(
-            second.is_allowed() && second.iter().all(|one| one.source() == DecisionSource::Store),
+            second.is_allowed() && second.iter().all(|one| one.decision().source() == DecisionSource::Store),
             "{second:?}"
         );
         assert_eq!(used().await, [2, 2]);

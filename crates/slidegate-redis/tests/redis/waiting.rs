@@ -27,7 +27,7 @@ fn gate(server: &RedisServer) -> Arc<RedisGate> {
 async fn state(gate: &RedisGate) -> (u64, u64) {
     let request = Request::new().with("user", "alice");
     let peeked = gate.peek(&request).await;
-    let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
+    let all: Vec<_> = peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect();
     (all[1].0, all[0].1)
 }
 

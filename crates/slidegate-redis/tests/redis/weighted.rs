@@ -31,10 +31,10 @@ async fn fractions_of_several_instances_add_up() {
         let nothing = request(&[("tenths", 0)]);
         let decisions = gates[1].peek(&nothing).await;
         let used = decisions.strictest().unwrap();
-        assert_eq!(used.source().name(), "store", "{:?}", used.store_failure());
+        assert_eq!(used.decision().source().name(), "store", "{:?}", used.store_failure());
         if algorithm != Algorithm::TokenBucket {
-            assert_eq!(used.amounts().used.to_string(), "7999000110.001", "{algorithm}");
-            assert_eq!(used.amounts().remaining.to_string(), "999889.999", "{algorithm}");
+            assert_eq!(used.decision().amounts().used.to_string(), "7999000110.001", "{algorithm}");
+            assert_eq!(used.decision().amounts().remaining.to_string(), "999889.999", "{algorithm}");
         }
         let over = request(&[("millionths", 999_889_999_001)]);
         let fits = request(&[("millionths", 999_889_999_000)]);
@@ -44,10 +44,10 @@ async fn fractions_of_several_instances_add_up() {
         }
         let cent = request(&[("cents", 1)]);
         let held = gates[0].reserve(&cent).await;
-        assert_eq!(held.is_allowed(), algorithm == Algorithm::TokenBucket, "{algorithm}");
+        assert_eq!(held.decisions().is_allowed(), algorithm == Algorithm::TokenBucket, "{algorithm}");
         let refund = request(&[("tenths", 3)]);
         let refunded = gates[1].refund(&refund).await;
-        assert_eq!(refunded.strictest().unwrap().amounts().cost.to_string(), "0.3", "{algorithm}");
+        assert_eq!(refunded.strictest().unwrap().decision().amounts().cost.to_string(), "0.3", "{algorithm}");
         let cents = request(&[("cents", 30)]);
         let held = gates[0].reserve(&cents).await;
         let ticket = held.into_ticket().unwrap();
@@ -75,11 +75,11 @@ async fn usage_in_units_and_in_millionths_is_kept_apart() {
     for (gate, used) in [(&units, 5), (&millionths, 4)] {
         let asked = cost(1);
         let decisions = gate.peek(&asked).await;
-        assert_eq!((decisions.strictest().unwrap().used(), decisions.error()), (used, None));
+        assert_eq!((decisions.strictest().unwrap().decision().used(), decisions.error()), (used, None));
     }
     units.configure(PolicySet::new([weighted()]).unwrap()).unwrap();
     let asked = cost(1);
-    assert_eq!(units.peek(&asked).await.strictest().unwrap().used(), 4);
+    assert_eq!(units.peek(&asked).await.strictest().unwrap().decision().used(), 4);
     let forgotten = units.reset_policy("spend").await.unwrap();
     assert_eq!(forgotten, 2, "the usage of a policy is all usage under its name");
 }
@@ -98,8 +98,8 @@ async fn a_reservation_is_not_settled_in_another_unit() {
         let ticket = one.reserve(&request).await.into_ticket().unwrap();
         let refused = other.settle(&ticket, cost).await.unwrap();
         assert_eq!((refused.status(), refused.iter().len()), (HoldStatus::Unknown, 0));
-        assert_eq!(one.peek(&request).await.strictest().unwrap().held(), 4);
+        assert_eq!(one.peek(&request).await.strictest().unwrap().decision().held(), 4);
         assert_eq!(one.settle(&ticket, cost).await.unwrap().status(), HoldStatus::Changed);
-        assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 1);
+        assert_eq!(one.peek(&request).await.strictest().unwrap().decision().used(), 1);
     }
 }

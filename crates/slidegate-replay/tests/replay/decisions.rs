@@ -163,8 +163,8 @@ fn by_memory_store(policies: &PolicySet, log: &[Traffic]) -> Counts {
         for decision in decisions.iter() {
             let (seen, denied, keys) = &mut counts[decision.position()];
             *seen += 1;
-            *denied += u64::from(decision.is_denied());
-            if decision.is_denied() {
+            *denied += u64::from(decision.decision().is_denied());
+            if decision.decision().is_denied() {
                 *keys.entry(decision.key().to_string()).or_default() += 1;
             }
         }

@@ -521,7 +521,8 @@ async fn latency(gate: &RedisGate, deadline: Duration) -> Finding {
     while times.len() < CHECKS && clock.now() - began < CHECKS_TIME {
         let sent = clock.now();
         let decisions = gate.check(&request).await;
-        fallbacks += usize::from(decisions.iter().any(|one| one.source() != DecisionSource::Store));
+        fallbacks +=
+            usize::from(decisions.iter().any(|one| one.decision().source() != DecisionSource::Store));
         times.push(clock.now() - sent);
     }
     // The rest expires.

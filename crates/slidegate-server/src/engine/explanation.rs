@@ -37,17 +37,17 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
                 said.push_str(&blocked(block));
             }
         }
-        if decision.is_counted() {
+        if decision.decision().is_counted() {
             used(&mut said, ", and has", decision);
         }
-    } else if decision.is_counted() {
+    } else if decision.decision().is_counted() {
         used(&mut said, "` has", decision);
         room(&mut said, decision);
     } else {
         said.push_str("` was not counted");
     }
     if let Some(failure) = decision.store_failure() {
-        let fallback = decision.source().name();
+        let fallback = decision.decision().source().name();
         write!(said, "; decided by fallback `{fallback}` ({failure})")
             .expect("writing to a String cannot fail");
     }
@@ -79,7 +79,7 @@ const USUAL: usize = 128;
 
 /// Appends the usage of the key.
 fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
-    let Amounts { limit, used, held, .. } = decision.amounts();
+    let Amounts { limit, used, held, .. } = decision.decision().amounts();
     said.push_str(intro);
     if decision.quota().algorithm() == Algorithm::InFlight {
         number(said, " ", held);
@@ -97,7 +97,7 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     }
     said.push_str(" per ");
     said.push_str(&decision.quota().window_text());
-    if decision.held() > 0 {
+    if decision.decision().held() > 0 {
         number(said, " and holds ", held);
         said.push_str(" for open reservations");
     }
@@ -114,12 +114,12 @@ fn number(said: &mut String, intro: &str, amount: Amount) {
 
 /// Appends the remaining amount or the wait.
 fn room(said: &mut String, decision: &PolicyDecision<'_>) {
-    if decision.is_allowed() {
-        number(said, ", ", decision.amounts().remaining);
+    if decision.decision().is_allowed() {
+        number(said, ", ", decision.decision().amounts().remaining);
         said.push_str(" remain");
         return;
     }
-    match decision.reason() {
+    match decision.decision().reason() {
         Some(Reason::TooManyHolds) => {
             return said.push_str("; it has as many open reservations as a key may have");
         }
@@ -128,9 +128,9 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
         }
         _ => {}
     }
-    match decision.retry_after() {
+    match decision.decision().retry_after() {
         // Holds are usually settled before they expire.
-        Some(wait) if decision.held() > 0 => {
+        Some(wait) if decision.decision().held() > 0 => {
             said.push_str("; the cost fits in at most ");
             said.push_str(&seconds(wait));
         }

@@ -287,12 +287,12 @@ impl OpenReservations {
         let Some(ticket) = reserved.ticket() else { return };
         let now = Instant::now();
         let noted = |hold: TicketHold<'_>| {
-            let decision = reserved.iter().find(|one| one.policy().name() == hold.policy)?;
+            let decision = reserved.decisions().iter().find(|one| one.policy().name() == hold.policy)?;
             // The store does not have a fallback's holds.
-            let is_stored = decision.source() == DecisionSource::Store;
+            let is_stored = decision.decision().source() == DecisionSource::Store;
             let key =
                 is_stored.then(|| HoldIdentity::of(&decision, &requests[decision.request()], protocol))??;
-            Some(HoldEntry::new(key, hold.held, now, hold.until - decision.at()))
+            Some(HoldEntry::new(key, hold.held, now, hold.until - decision.decision().at()))
         };
         let holds: Vec<HoldEntry> = ticket.holds().filter_map(noted).collect();
         let Some(due) = holds.iter().filter_map(|one| one.due).min() else { return };
@@ -322,7 +322,7 @@ impl OpenReservations {
             if after.status() == HoldStatus::Changed {
                 let changed = shard.change(Place { id: ticket.id(), number }, |one| {
                     one.held = hold.held;
-                    one.ends_in(now, hold.until - after.at());
+                    one.ends_in(now, hold.until - after.decision().at());
                 });
                 due = due.into_iter().chain(changed).min();
             }

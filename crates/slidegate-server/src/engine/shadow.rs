@@ -83,13 +83,15 @@ impl Shadows {
             return Vec::new();
         }
         let mut to_charge = Vec::new();
-        let denying =
-            decisions.iter().filter(|one| one.is_denied() && one.policy().options().enforced).count();
-        let is_check = |one: &PolicyDecision<'_>| one.verb() == Verb::Check || one.is_denied();
+        let denying = decisions
+            .iter()
+            .filter(|one| one.decision().is_denied() && one.policy().options().enforced)
+            .count();
+        let is_check = |one: &PolicyDecision<'_>| one.verb() == Verb::Check || one.decision().is_denied();
         for one in decisions.iter().filter(|one| !one.policy().options().enforced && is_check(one)) {
             let name = one.policy().name();
             let Some(live) = candidate_of(name) else {
-                self.watch(name, one.is_denied());
+                self.watch(name, one.decision().is_denied());
                 continue;
             };
             let is_live = |other: &PolicyDecision<'_>| {
@@ -97,17 +99,17 @@ impl Shadows {
             };
             let Some(live_one) = decisions.iter().find(is_live) else { continue };
             // A denial by another policy would apply with this candidate too.
-            let others_deny =
-                denying > usize::from(live_one.is_denied() && live_one.policy().options().enforced);
+            let others_deny = denying
+                > usize::from(live_one.decision().is_denied() && live_one.policy().options().enforced);
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
             let is_of = |known: &CandidateCounters| known.quotas == quotas;
             let compared = self.candidates.of(live, is_of, || CandidateCounters::new(quotas));
             compared.requests.fetch_add(1, Relaxed);
-            if others_deny || one.is_denied() == live_one.is_denied() {
+            if others_deny || one.decision().is_denied() == live_one.decision().is_denied() {
                 continue;
             }
-            compared.add(one.key(), one.is_denied());
-            if live_one.is_denied() && live_one.policy().options().enforced {
+            compared.add(one.key(), one.decision().is_denied());
+            if live_one.decision().is_denied() && live_one.policy().options().enforced {
                 to_charge.push(CandidateCharge { request: one.request(), candidate: name.to_owned() });
             }
         }

@@ -106,7 +106,7 @@ impl Store {
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
         let reserved = self.gate.reserve_all(requests, options).await?;
-        self.health.record(&reserved);
+        self.health.record(reserved.decisions());
         Ok(reserved)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::activity::{Phase, ActivityState, TICKS_PER_SECOND, Tick};
+use super::activity::{ActivityState, Phase, TICKS_PER_SECOND, Tick};
 use super::reasons::CloseReason;
 
 /// A client that takes no byte of its replies for this long is disconnected.

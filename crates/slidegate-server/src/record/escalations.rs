@@ -156,8 +156,8 @@ impl Escalations {
     /// Counts a denial by an enforced policy, if the store decided it because of the policy's limit. `event`
     /// builds the denial's event for its key.
     pub(crate) fn record(&self, one: &PolicyDecision<'_>, event: impl FnOnce(&str) -> Option<Event>) {
-        let is_counted = one.reason() == Some(Reason::OverLimit)
-            && matches!(one.source(), DecisionSource::Store | DecisionSource::CachedDenial);
+        let is_counted = one.decision().reason() == Some(Reason::OverLimit)
+            && matches!(one.decision().source(), DecisionSource::Store | DecisionSource::CachedDenial);
         let rules = self.rules.load();
         let Some(rule) = rules.by_name.get(one.policy().name()).filter(|_| is_counted) else { return };
         let (policy, key) = (one.policy().name(), one.key().to_string());
@@ -214,7 +214,9 @@ impl Rules {
         let Some(rule) = self.by_name.get(policy) else { return false };
         let request = denials_of(policy, key).with_quota(Arc::clone(&rule.after));
         let decisions = self.tables[rule.table].check(&request);
-        decisions.iter().any(|one| one.is_allowed() && one.used() >= one.limit())
+        decisions
+            .iter()
+            .any(|one| one.decision().is_allowed() && one.decision().used() >= one.decision().limit())
     }
 
     /// Evicted counts.

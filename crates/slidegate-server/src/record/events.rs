@@ -243,22 +243,22 @@ impl Events {
     ) -> Event {
         let (policy, quota) = (one.policy(), one.quota());
         // A peek of cost 0 always fits, so report the time until the key is unused.
-        let (reason, wait) = match one.reason() {
-            Some(reason) => (reason, one.retry_after()),
-            None if one.is_blocked() => (Reason::Blocked, one.frees_after()),
-            None => (Reason::OverLimit, Some(one.reset_after())),
+        let (reason, wait) = match one.decision().reason() {
+            Some(reason) => (reason, one.decision().retry_after()),
+            None if one.decision().is_blocked() => (Reason::Blocked, one.decision().frees_after()),
+            None => (Reason::OverLimit, Some(one.decision().reset_after())),
         };
         Event {
             seq: 0,
-            at: one.at(),
+            at: one.decision().at(),
             policy: policy.name().to_owned(),
             attributes: self.attributes(policy, key, keys_shown),
             key: self.redactor.show(key, keys_shown).into_owned(),
-            limit: one.limit(),
+            limit: one.decision().limit(),
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),
-            used: one.amounts().used,
-            held: one.amounts().held,
+            used: one.decision().amounts().used,
+            held: one.decision().amounts().held,
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
@@ -266,7 +266,7 @@ impl Events {
             until: None,
             block: one.block().map(Blocked::from),
             store_failure: one.store_failure().map(ToString::to_string),
-            source: one.source().name(),
+            source: one.decision().source().name(),
             mode: if denies { "enforce" } else { "shadow" },
             protocol: protocol.name(),
             verdict: DENY,

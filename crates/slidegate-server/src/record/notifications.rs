@@ -159,20 +159,23 @@ impl Crossing {
     fn of(one: &PolicyDecision<'_>, threshold: u8, key: String, protocol: Protocol) -> Self {
         let quota = one.quota();
         // A fixed window ends for all keys at once; the other windows slide.
-        let quiet =
-            if quota.algorithm() == Algorithm::FixedWindow { one.reset_after() } else { quota.window() };
+        let quiet = if quota.algorithm() == Algorithm::FixedWindow {
+            one.decision().reset_after()
+        } else {
+            quota.window()
+        };
         Self {
             policy: one.policy().name().to_owned(),
             key,
             threshold,
-            at: one.at(),
-            limit: one.limit(),
+            at: one.decision().at(),
+            limit: one.decision().limit(),
             window: quota.window(),
             algorithm: quota.algorithm().name(),
-            used: one.amounts().used,
-            held: one.amounts().held,
-            cost: one.amounts().cost,
-            source: one.source().name(),
+            used: one.decision().amounts().used,
+            held: one.decision().amounts().held,
+            cost: one.decision().amounts().cost,
+            source: one.decision().source().name(),
             is_enforced: one.policy().options().enforced,
             protocol,
             quiet,

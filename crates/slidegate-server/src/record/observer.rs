@@ -337,7 +337,9 @@ impl Observer {
 
     /// Records the duration of a store call since `start`, if the store decided.
     pub(crate) fn record_store_call(&self, start: Timestamp, decisions: &Decisions<'_>) {
-        if self.options.metrics && decisions.iter().any(|one| one.source() == DecisionSource::Store) {
+        if self.options.metrics
+            && decisions.iter().any(|one| one.decision().source() == DecisionSource::Store)
+        {
             self.store_latency.add(self.clock.now() - start, 1);
         }
     }
@@ -452,13 +454,14 @@ impl CallRecorder<'_> {
     /// denial that does not deny the call counts as a shadow denial.
     fn record_mixed(&self, decisions: &Decisions<'_>) {
         let registry = self.observer.registry.load();
-        let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().options().enforced;
+        let is_denial =
+            |one: &PolicyDecision<'_>| one.decision().is_denied() && one.policy().options().enforced;
         let all_deny_together =
             decisions.iter().filter(|one| one.role() == Role::Together).all(|one| is_denial(&one));
         // Per verb: whether a request was denied.
         let mut requests = [None; VERBS.len()];
         for one in decisions.iter() {
-            let is_denied_peek = one.verb() == Verb::Peek && one.is_denied();
+            let is_denied_peek = one.verb() == Verb::Peek && one.decision().is_denied();
             let verb = if is_denied_peek { Verb::Check } else { one.verb() };
             let denies = is_denial(&one) && (one.role() != Role::Together || all_deny_together);
             *requests[verb as usize].get_or_insert(false) |= verb == Verb::Check && denies;
@@ -496,14 +499,21 @@ impl CallRecorder<'_> {
         if metrics {
             let count = |amount| one.policy().options().counts.count(amount);
             let asked = if is_held { 0 } else { count(one.asked()) };
-            policy.record(self.thread, verb, one.decision(), outcome, asked, count(one.amounts().cost));
+            policy.record(
+                self.thread,
+                verb,
+                one.decision(),
+                outcome,
+                asked,
+                count(one.decision().amounts().cost),
+            );
         }
         if !one.policy().options().notify.is_empty() && one.crossed().next().is_some() {
             self.observer.notifications.record(one, self.protocol);
         }
         match (verb, outcome) {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
-            (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => {
+            (Verb::Check, Outcome::Allow) if top && one.decision().cost() > 0 => {
                 // A held cost is listed but not yet charged.
                 let cost = if is_held { 0 } else { one.policy().options().counts.count(one.asked()) };
                 self.record_charge(policy, one, cost);
@@ -514,11 +524,11 @@ impl CallRecorder<'_> {
 
     #[inline]
     fn record_charge(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, cost: u64) {
-        let decisions = self.counters.charges.weigh(one.at());
+        let decisions = self.counters.charges.weigh(one.decision().at());
         if decisions > 0 {
             let weight = Weight { decisions, each: cost };
             let Observer { top, redactor, .. } = self.observer;
-            top.add(policy.number, By::Used, one.key(), one.at(), weight, redactor);
+            top.add(policy.number, By::Used, one.key(), one.decision().at(), weight, redactor);
         }
     }
 
@@ -530,7 +540,7 @@ impl CallRecorder<'_> {
                 is_reported.then(|| events.of_denial(self.protocol, one, key, policy.keys_shown, true))
             });
         }
-        let decisions = self.counters.denials.weigh(one.at());
+        let decisions = self.counters.denials.weigh(one.decision().at());
         if decisions == 0 {
             events.leave_out();
             return;
@@ -538,7 +548,7 @@ impl CallRecorder<'_> {
         let key = one.key().to_string();
         if options.top {
             let weight = Weight { decisions, each: 1 };
-            top.add(policy.number, By::Denied, &key, one.at(), weight, redactor);
+            top.add(policy.number, By::Denied, &key, one.decision().at(), weight, redactor);
         }
         if options.events {
             events.record(self.protocol, one, &key, policy.keys_shown, outcome == Outcome::Deny);

@@ -308,7 +308,7 @@ mod tests {
             let request = slidegate::Request::new().with("user", user);
             let decisions = gate.peek(&request);
             let one = decisions.iter().next().unwrap();
-            top.add(3, By::Denied, one.key(), one.at(), each(1), &redactor);
+            top.add(3, By::Denied, one.key(), one.decision().at(), each(1), &redactor);
         };
         let keys =
             || top.ranking(3, By::Denied).keys.iter().map(|one| one.key.to_string()).collect::<Vec<_>>();

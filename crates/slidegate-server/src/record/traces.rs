@@ -122,7 +122,7 @@ impl Traces {
                 let key = one.key().to_string();
                 span.set_attributes(attributes(&one, redactor.show(&key, keys_shown(&one))));
             }
-            let denied = shadows(decisions).filter(|one| one.is_denied()).take(MAX_SHADOWS);
+            let denied = shadows(decisions).filter(|one| one.decision().is_denied()).take(MAX_SHADOWS);
             let denied: Vec<StringValue> = denied.map(|one| one.policy().name().to_owned().into()).collect();
             if !denied.is_empty() {
                 let names = Value::Array(Array::String(denied));
@@ -183,7 +183,9 @@ impl Extractor for TraceHeaders<'_> {
 
 /// The decision that a span describes: the strictest, or the strictest shadow policy's if all are in shadow.
 fn binding<'d>(decisions: &'d Decisions<'_>) -> Option<PolicyDecision<'d>> {
-    let stricter = |a: PolicyDecision<'d>, b: PolicyDecision<'d>| if b.is_stricter_than(&a) { b } else { a };
+    let stricter = |a: PolicyDecision<'d>, b: PolicyDecision<'d>| {
+        if b.decision().is_stricter_than(a.decision()) { b } else { a }
+    };
     decisions.strictest().or_else(|| shadows(decisions).reduce(stricter))
 }
 
@@ -197,14 +199,14 @@ fn attributes(one: &PolicyDecision<'_>, key: Cow<'_, str>) -> Vec<KeyValue> {
     let mut all = vec![
         KeyValue::new("slidegate.policy", one.policy().name().to_owned()),
         KeyValue::new("slidegate.key", key.into_owned()),
-        number("slidegate.limit", one.limit()),
+        number("slidegate.limit", one.decision().limit()),
         number("slidegate.window_ms", millis_ceil(one.quota().window())),
-        number("slidegate.remaining", one.remaining()),
+        number("slidegate.remaining", one.decision().remaining()),
         number("slidegate.cost", one.asked().ceil()),
-        KeyValue::new("slidegate.source", one.source().name()),
+        KeyValue::new("slidegate.source", one.decision().source().name()),
         KeyValue::new("slidegate.shadow", !one.policy().options().enforced),
     ];
-    all.extend(one.reason().map(|reason| KeyValue::new("slidegate.reason", reason.name())));
+    all.extend(one.decision().reason().map(|reason| KeyValue::new("slidegate.reason", reason.name())));
     if let Some(block) = one.block() {
         let end = block.ends_at().map(explanation::time);
         all.extend(end.map(|end| KeyValue::new("slidegate.blocked_until", end)));
@@ -213,7 +215,7 @@ fn attributes(one: &PolicyDecision<'_>, key: Cow<'_, str>) -> Vec<KeyValue> {
     }
     let failure = one.store_failure().map(ToString::to_string);
     all.extend(failure.map(|failure| KeyValue::new("slidegate.store_failure", failure)));
-    if let (true, Some(wait)) = (one.is_denied(), one.retry_after()) {
+    if let (true, Some(wait)) = (one.decision().is_denied(), one.decision().retry_after()) {
         all.push(number("slidegate.retry_after_ms", millis_ceil(wait)));
     }
     all

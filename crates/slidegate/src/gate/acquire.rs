@@ -60,7 +60,7 @@ impl<S: Store> Gate<S> {
     /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.with_scope(["host"])])?);
     /// let request = Request::new().with("host", "api.example").with_cost(3);
     /// let decisions = gate.acquire(&request).timeout(Duration::from_secs(2)).await?;
-    /// assert_eq!(decisions.strictest().unwrap().remaining(), 97);
+    /// assert_eq!(decisions.strictest().unwrap().decision().remaining(), 97);
     /// # Ok(())
     /// # }
     /// ```
@@ -89,13 +89,13 @@ impl<S: Store> Gate<S> {
     /// How to wait after a denial.
     fn denial<A>(&self, decisions: &Decisions<'_>) -> AskOutcome<A, QueueKey> {
         let never = |why: String| AskOutcome::Never(NotAcquired(Cause::NeverOfGate(why)));
-        let Some(denied) = decisions.strictest().filter(|strictest| strictest.is_denied()) else {
+        let Some(denied) = decisions.strictest().filter(|strictest| strictest.decision().is_denied()) else {
             let error = decisions.error().map(|error| error.to_string());
             return never(error.unwrap_or_else(|| "no policy that denies can be waited for".to_owned()));
         };
         let name = denied.policy().name();
-        let Some(wait) = denied.retry_after() else {
-            return never(match denied.reason() {
+        let Some(wait) = denied.decision().retry_after() else {
+            return never(match denied.decision().reason() {
                 Some(Reason::Blocked) => {
                     format!(
                         "policy `{name}`: key `{}` is blocked without end: remove the block",
@@ -105,12 +105,12 @@ impl<S: Store> Gate<S> {
                 _ => format!(
                     "policy `{name}`: invalid cost {}: must be at most {}, its limit; ask for less at once",
                     denied.asked(),
-                    denied.limit()
+                    denied.decision().limit()
                 ),
             });
         };
         let number = decisions.policies().numbered_place(name).map_or(0, |(number, _)| number);
-        let is_held = denied.held() > 0;
+        let is_held = denied.decision().held() > 0;
         let ask_again = match (is_held, self.store.as_local().is_some()) {
             (true, false) => Some(jitter(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
             (false, true) => None,
@@ -268,7 +268,11 @@ impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
     async fn ask(&self) -> AskOutcome<Reserved<'r>, QueueKey> {
         let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us) };
         let reserved = self.gate.reserve_under(slice::from_ref(self.request), terms, None).await;
-        if reserved.is_allowed() { AskOutcome::Allowed(reserved) } else { self.gate.denial(&reserved) }
+        if reserved.decisions().is_allowed() {
+            AskOutcome::Allowed(reserved)
+        } else {
+            self.gate.denial(reserved.decisions())
+        }
     }
 }
 

@@ -115,7 +115,7 @@ impl Decisions<'_> {
     #[inline]
     pub fn verdict(&self) -> Verdict {
         let denies = |one: PolicyDecision<'_>| {
-            one.is_denied() && one.policy().options().enforced && one.role() == Role::Deciding
+            one.decision().is_denied() && one.policy().options().enforced && one.role() == Role::Deciding
         };
         if self.iter().any(denies) || self.denies_together() || self.cannot_decide() {
             Verdict::Deny
@@ -127,7 +127,8 @@ impl Decisions<'_> {
     /// Whether requests with [`Role::Together`] deny.
     fn denies_together(&self) -> bool {
         let mut together = self.iter().filter(|one| one.role() == Role::Together).peekable();
-        together.peek().is_some() && together.all(|one| one.is_denied() && one.policy().options().enforced)
+        together.peek().is_some()
+            && together.all(|one| one.decision().is_denied() && one.policy().options().enforced)
     }
 
     /// Keeps only the decisions that `keep` selects, for answers about a part of a call. From then
@@ -206,11 +207,11 @@ impl Decisions<'_> {
         let binds = |one: &PolicyDecision<'_>| {
             let role = one.role();
             let may_deny = role == Role::Deciding || role == Role::Together && denies_together;
-            one.policy().options().enforced && (one.is_allowed() || may_deny)
+            one.policy().options().enforced && (one.decision().is_allowed() || may_deny)
         };
-        self.iter()
-            .filter(binds)
-            .reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
+        self.iter().filter(binds).reduce(|strictest, one| {
+            if one.decision().is_stricter_than(strictest.decision()) { one } else { strictest }
+        })
     }
 }
 
@@ -323,13 +324,14 @@ impl<'d> PolicyDecision<'d> {
     #[inline]
     pub fn block(&self) -> Option<&'d Block> {
         let block = || self.all.policies.block_of(self.position(), &self.key());
-        self.is_blocked().then(block).flatten()
+        self.decision().is_blocked().then(block).flatten()
     }
 
     /// Why the shared store did not decide; `None` unless the policy's fallback did.
     #[must_use]
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
-        let is_fallback = !matches!(self.source, DecisionSource::Store | DecisionSource::CachedDenial);
+        let is_fallback =
+            !matches!(self.decision().source, DecisionSource::Store | DecisionSource::CachedDenial);
         self.all.decided.failure.as_deref().filter(|_| is_fallback)
     }
 
@@ -338,13 +340,5 @@ impl<'d> PolicyDecision<'d> {
     #[inline]
     pub fn decision(&self) -> &'d Decision {
         &self.all.decided.decisions[self.place.decision as usize]
-    }
-}
-
-impl std::ops::Deref for PolicyDecision<'_> {
-    type Target = Decision;
-
-    fn deref(&self) -> &Decision {
-        self.decision()
     }
 }

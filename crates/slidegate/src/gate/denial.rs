@@ -183,8 +183,8 @@ impl Decisions<'_> {
         if self.error().is_some() {
             return Some(UNDECIDED.to_owned());
         }
-        let denied = self.strictest().filter(|one| one.is_denied())?;
-        if let Some(attribute) = denied.key().missing().filter(|_| denied.is_blocked()) {
+        let denied = self.strictest().filter(|one| one.decision().is_denied())?;
+        if let Some(attribute) = denied.key().missing().filter(|_| denied.decision().is_blocked()) {
             let (name, quota) = (denied.policy().name(), denied.quota());
             return Some(format!(
                 "Policy `{name}` ({quota}) does not admit the request: the request lacks `{attribute}`."

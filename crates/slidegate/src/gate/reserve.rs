@@ -35,6 +35,11 @@ pub struct Reserved<'r> {
 }
 
 impl<'r> Reserved<'r> {
+    /// The decisions.
+    pub fn decisions(&self) -> &Decisions<'r> {
+        &self.decisions
+    }
+
     /// The ticket, if the request is allowed.
     #[must_use]
     pub fn ticket(&self) -> Option<&Ticket> {
@@ -54,14 +59,6 @@ impl<'r> Reserved<'r> {
     }
 }
 
-impl<'r> Deref for Reserved<'r> {
-    type Target = Decisions<'r>;
-
-    fn deref(&self) -> &Decisions<'r> {
-        &self.decisions
-    }
-}
-
 /// The new amount and duration of a reservation's hold.
 ///
 /// ```
@@ -71,7 +68,7 @@ impl<'r> Deref for Reserved<'r> {
 /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
 /// let ticket = gate.reserve(&Request::new().with_cost(200)).into_ticket().unwrap();
 /// let more = Extension::new().with_total(500).with_ttl(Duration::from_secs(300))?;
-/// assert_eq!(gate.extend(&ticket, more)?.iter().next().unwrap().held(), 500);
+/// assert_eq!(gate.extend(&ticket, more)?.iter().next().unwrap().decision().held(), 500);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -157,11 +154,11 @@ impl Gate {
     /// ])?);
     /// let request = Request::new().with("user", "alice").with_cost(4096); // the most that it can take
     /// let reserved = gate.reserve(&request);
-    /// if reserved.is_denied() { /* 429 */ }
+    /// if reserved.decisions().is_denied() { /* 429 */ }
     /// let ticket = reserved.into_ticket().unwrap();
     /// // ... the request runs, and takes 512 ...
     /// let settled = gate.settle(&ticket, 512)?;
-    /// assert_eq!(settled.iter().next().unwrap().remaining(), 9488);
+    /// assert_eq!(settled.iter().next().unwrap().decision().remaining(), 9488);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn reserve<'r>(&self, request: &'r Request<'r>) -> Reserved<'r> {
@@ -194,7 +191,7 @@ impl Gate {
     /// ];
     /// let ticket = gate.reserve_all(&requests, HoldOptions::default())?.into_ticket().unwrap();
     /// let settled = gate.settle(&ticket, 120)?;
-    /// assert_eq!(settled.iter().map(|key| key.used()).collect::<Vec<_>>(), [120, 120]);
+    /// assert_eq!(settled.iter().map(|key| key.decision().used()).collect::<Vec<_>>(), [120, 120]);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     ///

@@ -135,11 +135,3 @@ impl<'s> SettledKey<'s> {
         self.changed.unit
     }
 }
-
-impl Deref for SettledKey<'_> {
-    type Target = Decision;
-
-    fn deref(&self) -> &Decision {
-        &self.changed.decision
-    }
-}

@@ -38,7 +38,7 @@ use crate::ticket::Ticket;
 /// let mut guard = gate.reserve(&request).into_guard(&gate).expect("1000 are free");
 /// guard.record(120); // so much has flowed so far
 /// drop(guard); // and then the client disconnected
-/// assert_eq!(gate.peek(&request).strictest().unwrap().used(), 120);
+/// assert_eq!(gate.peek(&request).strictest().unwrap().decision().used(), 120);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 #[must_use = "dropped, it is settled at once"]

@@ -77,7 +77,7 @@ impl Policy {
     /// ])?);
     /// let request = Request::new().with("user", "alice").with_cost([("input", 900), ("output", 4096)]);
     /// let decisions = gate.check(&request);
-    /// assert_eq!(decisions.iter().map(|one| one.used()).collect::<Vec<_>>(), [1, 4096]);
+    /// assert_eq!(decisions.iter().map(|one| one.decision().used()).collect::<Vec<_>>(), [1, 4096]);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]
@@ -139,8 +139,8 @@ impl Policy {
     ///     .with_tiers("plan", [("pro", Quota::per_hour(10_000))]);
     /// let gate = Gate::new(PolicySet::new([per_user])?);
     /// let request = Request::new().with("user", "alice");
-    /// assert_eq!(gate.check(&request).strictest().unwrap().remaining(), 99);
-    /// assert_eq!(gate.check(&request.with("plan", "pro")).strictest().unwrap().remaining(), 9_998);
+    /// assert_eq!(gate.check(&request).strictest().unwrap().decision().remaining(), 99);
+    /// assert_eq!(gate.check(&request.with("plan", "pro")).strictest().unwrap().decision().remaining(), 9_998);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]

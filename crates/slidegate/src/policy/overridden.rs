@@ -29,7 +29,7 @@ impl Policy {
     /// let gate = Gate::new(PolicySet::new([per_ip])?);
     /// let limit = |ip: &str| {
     ///     let ip: IpAddr = ip.parse().unwrap();
-    ///     gate.peek(&Request::new().with("ip", ip)).strictest().map(|one| one.limit())
+    ///     gate.peek(&Request::new().with("ip", ip)).strictest().map(|one| one.decision().limit())
     /// };
     /// assert_eq!((limit("192.0.2.1"), limit("10.0.0.1"), limit("10.0.0.9")), (Some(5), Some(50), None));
     /// # Ok::<(), slidegate::Error>(())

@@ -179,7 +179,7 @@ mod tests {
     }
 
     fn used(gate: &Gate, user: &str) -> u64 {
-        gate.peek(&Request::new().with("user", user)).iter().next().expect("a policy applies").used
+        gate.peek(&Request::new().with("user", user)).iter().next().expect("a policy applies").decision().used
     }
 
     /// A client whose connection broke sends its check again and must not pay twice.
@@ -272,7 +272,7 @@ mod tests {
             let _ = gate.check_once(&attacker, &id.to_string());
         }
         retry_all();
-        assert_eq!(gate.peek(&victim).iter().next().unwrap().used, 1000);
+        assert_eq!(gate.peek(&victim).iter().next().unwrap().decision().used, 1000);
         assert!(kept(&gate) <= SHARDS * MAX_OF_A_SHARD, "{}", kept(&gate));
     }
 

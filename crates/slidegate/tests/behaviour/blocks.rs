@@ -45,12 +45,21 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
         for decisions in [gate.check(request), gate.peek(request), gate.check_once(request, "id")] {
             assert!(decisions.is_denied(), "{algorithm}");
             let one = decisions.strictest().unwrap();
-            assert_eq!(one.reason(), Some(Reason::Blocked));
-            assert_eq!((one.limit(), one.used(), one.remaining(), one.cost()), (5, 2, 0, 0), "{algorithm}");
-            assert_eq!(one.retry_after(), Some(Duration::from_secs(599)));
-            assert_eq!(one.frees_after(), Some(Duration::from_secs(599)));
-            assert_eq!(one.reset_after(), Duration::from_secs(599));
-            assert_eq!(one.source(), DecisionSource::Store);
+            assert_eq!(one.decision().reason(), Some(Reason::Blocked));
+            assert_eq!(
+                (
+                    one.decision().limit(),
+                    one.decision().used(),
+                    one.decision().remaining(),
+                    one.decision().cost()
+                ),
+                (5, 2, 0, 0),
+                "{algorithm}"
+            );
+            assert_eq!(one.decision().retry_after(), Some(Duration::from_secs(599)));
+            assert_eq!(one.decision().frees_after(), Some(Duration::from_secs(599)));
+            assert_eq!(one.decision().reset_after(), Duration::from_secs(599));
+            assert_eq!(one.decision().source(), DecisionSource::Store);
             let block = one.block().unwrap();
             assert_eq!((block.ends_at(), block.blocked_by()), (Some(START + TEN_MINUTES), Some("ops")));
             assert_eq!(one.quota().limit(), 5);
@@ -58,7 +67,7 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
         let bob = Request::new().with("user", "bob");
         let decisions = gate.check(&bob);
         let one = decisions.strictest().unwrap();
-        assert!(one.is_allowed() && !one.is_blocked() && one.block().is_none());
+        assert!(one.decision().is_allowed() && !one.decision().is_blocked() && one.block().is_none());
     }
 }
 
@@ -67,16 +76,16 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
 #[test]
 fn a_block_ends_by_itself_to_the_microsecond() {
     let (gate, clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);
-    let wait = gate.check(mallory(1)).strictest().unwrap().retry_after().unwrap();
+    let wait = gate.check(mallory(1)).strictest().unwrap().decision().retry_after().unwrap();
     clock.advance(wait - Duration::from_micros(1));
     let decisions = gate.check(mallory(1));
-    let wait = decisions.strictest().unwrap().retry_after();
+    let wait = decisions.strictest().unwrap().decision().retry_after();
     assert_eq!(wait, Some(Duration::from_micros(1)));
     clock.advance(Duration::from_micros(1));
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
-    assert!(one.is_allowed() && !one.is_blocked());
-    assert_eq!((one.used(), one.remaining(), one.reason()), (1, 4, None));
+    assert!(one.decision().is_allowed() && !one.decision().is_blocked());
+    assert_eq!((one.decision().used(), one.decision().remaining(), one.decision().reason()), (1, 4, None));
 }
 
 /// A client that waits for `retry_after` must pass: a key that is also full waits for the later of
@@ -88,10 +97,10 @@ fn a_blocked_key_that_is_also_full_stays_blocked_and_waits_for_both() {
     gate.penalize(mallory(5));
     let denied = gate.check(mallory(1));
     let one = denied.strictest().unwrap();
-    assert_eq!((one.reason(), one.used()), (Some(Reason::Blocked), 5));
-    assert_eq!(one.retry_after(), Some(Duration::from_secs(60)));
+    assert_eq!((one.decision().reason(), one.decision().used()), (Some(Reason::Blocked), 5));
+    assert_eq!(one.decision().retry_after(), Some(Duration::from_secs(60)));
     clock.advance(Duration::from_secs(10));
-    assert_eq!(gate.check(mallory(1)).strictest().unwrap().reason(), Some(Reason::OverLimit));
+    assert_eq!(gate.check(mallory(1)).strictest().unwrap().decision().reason(), Some(Reason::OverLimit));
     clock.advance(Duration::from_secs(50));
     assert!(gate.check(mallory(1)).is_allowed());
 }
@@ -102,8 +111,8 @@ fn a_block_for_ever_has_no_wait() {
     let (gate, _clock) = gate([per_user().with_block(["mallory"], Block::forever())]);
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
-    assert_eq!((one.retry_after(), one.frees_after()), (None, None));
-    assert_eq!((one.limit(), one.block().unwrap().ends_at()), (5, None));
+    assert_eq!((one.decision().retry_after(), one.decision().frees_after()), (None, None));
+    assert_eq!((one.decision().limit(), one.block().unwrap().ends_at()), (5, None));
 }
 
 /// All or nothing holds for blocks: what denies charges nobody.
@@ -117,7 +126,10 @@ fn a_blocked_key_denies_the_request_and_no_policy_is_charged() {
         let decisions = gate.check(mallory(1));
         assert!(decisions.is_denied());
         assert_eq!(decisions.strictest().unwrap().policy().name(), "per-user");
-        let used: Vec<_> = decisions.iter().map(|one| (one.used(), one.cost(), one.is_denied())).collect();
+        let used: Vec<_> = decisions
+            .iter()
+            .map(|one| (one.decision().used(), one.decision().cost(), one.decision().is_denied()))
+            .collect();
         assert_eq!(used, [(0, 0, false), (0, 0, true), (0, 0, false)]);
     }
 }
@@ -150,8 +162,8 @@ fn refunds_penalties_and_free_requests_work_on_a_blocked_key() {
     let (gate, _clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);
     let moved = |decisions: slidegate::Decisions<'_>| {
         let one = decisions.strictest().unwrap();
-        assert!(decisions.is_allowed() && one.is_blocked());
-        (one.cost(), one.used(), one.remaining())
+        assert!(decisions.is_allowed() && one.decision().is_blocked());
+        (one.decision().cost(), one.decision().used(), one.decision().remaining())
     };
     assert_eq!(moved(gate.penalize(mallory(4))), (4, 4, 0));
     assert_eq!(moved(gate.refund(mallory(1))), (1, 3, 0));
@@ -172,12 +184,15 @@ fn lifting_a_block_brings_back_the_keys_own_limit_and_usage() {
     gate.configure(PolicySet::new([own.clone().with_block(["mallory"], ten_minutes())]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
-    assert_eq!((one.limit(), one.used(), one.reason()), (9, 1, Some(Reason::Blocked)));
+    assert_eq!(
+        (one.decision().limit(), one.decision().used(), one.decision().reason()),
+        (9, 1, Some(Reason::Blocked))
+    );
     gate.configure(PolicySet::new([own]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();
-    assert!(one.is_allowed());
-    assert_eq!((one.limit(), one.used()), (9, 2));
+    assert!(one.decision().is_allowed());
+    assert_eq!((one.decision().limit(), one.decision().used()), (9, 2));
 }
 
 /// A request that never fits does not fit after the block either.
@@ -186,7 +201,7 @@ fn a_cost_above_the_limit_never_fits_however_the_block_ends() {
     let (gate, _clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);
     let decisions = gate.check(mallory(6));
     let one = decisions.strictest().unwrap();
-    assert_eq!((one.reason(), one.retry_after()), (Some(Reason::Blocked), None));
+    assert_eq!((one.decision().reason(), one.decision().retry_after()), (Some(Reason::Blocked), None));
 }
 
 /// A block of the wrong shape is refused whole, as an override is; of two on one key the last
@@ -202,7 +217,7 @@ fn a_block_has_a_value_for_each_attribute_of_the_scope() {
     assert_eq!(twice.options().block_count(), 2);
     let (gate, _clock) = gate([twice]);
     let decisions = gate.check(mallory(1));
-    assert_eq!(decisions.strictest().unwrap().retry_after(), Some(TEN_MINUTES));
+    assert_eq!(decisions.strictest().unwrap().decision().retry_after(), Some(TEN_MINUTES));
 }
 
 /// The usage reported by a denied check must not stand in for its charge when it is sent again
@@ -213,7 +228,7 @@ fn a_blocked_check_with_an_id_is_charged_when_it_is_repeated_after_the_block() {
     assert!(gate.check_once(mallory(1), "order").is_denied());
     gate.configure(PolicySet::new([per_user()]).unwrap()).unwrap();
     for _ in 0..2 {
-        assert_eq!(gate.check_once(mallory(1), "order").strictest().unwrap().used(), 1);
+        assert_eq!(gate.check_once(mallory(1), "order").strictest().unwrap().decision().used(), 1);
     }
-    assert_eq!(gate.peek(mallory(1)).strictest().unwrap().used(), 1);
+    assert_eq!(gate.peek(mallory(1)).strictest().unwrap().decision().used(), 1);
 }

@@ -62,7 +62,7 @@ fn an_attribute_says_on_which_day_the_month_of_a_request_begins() {
         let request = day.into_iter().fold(request, |request, day| request.with("billing_day", day));
         let decisions = gate.check(&request);
         let decision = decisions.strictest().unwrap();
-        (decision.used(), decision.limit(), decision.reset_after().as_secs())
+        (decision.decision().used(), decision.decision().limit(), decision.decision().reset_after().as_secs())
     };
     let half = DAY / 2;
     for (user, day, expected) in [
@@ -86,7 +86,7 @@ fn a_peek_in_other_windows_moves_no_usage() {
     let gate = Gate::with_memory(PolicySet::new([policy]).unwrap(), store);
     let bare = Request::new().with("user", "alice");
     let alice = bare.clone().with("billing_day", "15");
-    let used = || gate.peek(&alice).strictest().unwrap().used();
+    let used = || gate.peek(&alice).strictest().unwrap().decision().used();
     assert!(gate.check(&alice.clone().with_cost(7)).is_allowed());
     for (day, expected) in [(0, 7), (10, 7), (15, 0)] {
         clock.set(Timestamp::from_secs(JANUARY + day * DAY));
@@ -109,9 +109,12 @@ fn another_anchor_keeps_the_usage_of_the_running_window() {
     gate.configure(set(Calendar::month().with_anchor(15).unwrap())).unwrap();
     let decisions = gate.peek(&alice);
     let decision = decisions.strictest().unwrap();
-    assert_eq!((decision.used(), decision.quota().to_string()), (7, "10/month from day 15".to_owned()));
+    assert_eq!(
+        (decision.decision().used(), decision.quota().to_string()),
+        (7, "10/month from day 15".to_owned())
+    );
     // It counts until the new border: February 15.
-    assert_eq!(decision.reset_after().as_secs(), 14 * DAY + DAY / 2);
+    assert_eq!(decision.decision().reset_after().as_secs(), 14 * DAY + DAY / 2);
     clock.set(Timestamp::from_secs(JANUARY + 14 * DAY + DAY / 2));
-    assert_eq!(gate.peek(&alice).strictest().unwrap().used(), 0);
+    assert_eq!(gate.peek(&alice).strictest().unwrap().decision().used(), 0);
 }

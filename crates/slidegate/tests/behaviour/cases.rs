@@ -52,7 +52,12 @@ fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
         let answer = |request: &Request<'_>| {
             let decisions = gate.check(request);
             let one = decisions.strictest().unwrap();
-            (one.is_allowed(), one.limit(), one.remaining(), one.retry_after())
+            (
+                one.decision().is_allowed(),
+                one.decision().limit(),
+                one.decision().remaining(),
+                one.decision().retry_after(),
+            )
         };
         assert_eq!(answer(&alice(3)), (true, 3, 0, Some(Duration::ZERO)), "{quota:?}");
         assert_eq!(answer(&alice(5)), (false, 3, 0, None), "{quota:?}");

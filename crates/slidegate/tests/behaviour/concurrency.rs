@@ -153,10 +153,10 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
                 let request =
                     Request::new().with("user", NAMES[user]).with("path", NAMES[path]).with_cost(cost);
                 let decisions = gate.check(&request);
-                let charged = decisions.iter().filter(|one| one.cost() > 0).count();
+                let charged = decisions.iter().filter(|one| one.decision().cost() > 0).count();
                 if decisions.is_allowed() {
                     let enforced = decisions.iter().filter(|one| one.policy().options().enforced);
-                    assert!(enforced.map(|one| one.cost()).all(|charged| charged == cost));
+                    assert!(enforced.map(|one| one.decision().cost()).all(|charged| charged == cost));
                     allowed[user][path].fetch_add(cost, Ordering::Relaxed);
                 } else {
                     assert_eq!(charged, 0);
@@ -181,11 +181,14 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
                         _ => sum(&[user], &every).min(WATCHED),
                     };
                     let name = one.policy().name();
-                    assert!(one.used() <= one.limit(), "{name}");
+                    assert!(one.decision().used() <= one.decision().limit(), "{name}");
                     if name == "watched" {
-                        assert!(one.used() <= expected && one.used() + 3 > expected, "{name}");
+                        assert!(
+                            one.decision().used() <= expected && one.decision().used() + 3 > expected,
+                            "{name}"
+                        );
                     } else {
-                        assert_eq!(one.used(), expected, "{name} of {}", one.key());
+                        assert_eq!(one.decision().used(), expected, "{name} of {}", one.key());
                     }
                 }
             }

@@ -469,7 +469,7 @@ proptest! {
                     models[key] = quotas.map(|quota| Model::new(&quota));
                 }
                 1 => {
-                    let given: Vec<_> = gate.refund(&request).iter().map(|one| one.cost()).collect();
+                    let given: Vec<_> = gate.refund(&request).iter().map(|one| one.decision().cost()).collect();
                     for (model, cost) in models[key].iter_mut().zip(given) {
                         model.refund(now, cost);
                     }

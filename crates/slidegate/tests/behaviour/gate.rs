@@ -275,12 +275,12 @@ proptest! {
                 _ => gate.penalize(&request),
             };
             let answers: Vec<_> = decisions.iter().map(|one| {
-                let wait = one.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap());
+                let wait = one.decision().retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap());
                 let name = NAMES.iter().map(|(name, _)| *name).find(|name| *name == one.policy().name()).unwrap();
-                (name, one.key().to_string(), one.verdict(), one.limit(), one.used(), one.cost(), wait)
+                (name, one.key().to_string(), one.decision().verdict(), one.decision().limit(), one.decision().used(), one.decision().cost(), wait)
             }).collect();
             prop_assert_eq!(&answers, &expected);
-            let denied = decisions.iter().any(|one| one.is_denied() && one.policy().options().enforced);
+            let denied = decisions.iter().any(|one| one.decision().is_denied() && one.policy().options().enforced);
             prop_assert_eq!(decisions.is_denied(), denied);
             let bound = decisions.strictest().map(|one| (one.policy().name(), one.key().to_string()));
             prop_assert_eq!(bound, strictest(&rules, &expected));
@@ -299,7 +299,7 @@ fn policy(name: &str, quota: Quota) -> Policy {
 }
 
 fn used(gate: &Gate, request: &Request<'_>) -> Vec<u64> {
-    gate.peek(request).iter().map(|one| one.used()).collect()
+    gate.peek(request).iter().map(|one| one.decision().used()).collect()
 }
 
 /// A request that one rule denies must not use up the others: retries would lock the client out of
@@ -320,7 +320,7 @@ fn a_denied_request_is_charged_on_no_policy_whichever_algorithms_they_are() {
             let denied = gate.check(&two);
             assert!(denied.is_denied());
             assert_eq!(denied.strictest().unwrap().policy().name(), "tight");
-            assert!(denied.iter().all(|one| one.cost() == 0));
+            assert!(denied.iter().all(|one| one.decision().cost() == 0));
         }
         assert_eq!(used(&gate, &alice), [1, 1, 1, 1, 1]);
         assert!(gate.check(&alice).is_allowed());
@@ -345,8 +345,8 @@ fn the_strictest_decision_names_its_policy_key_and_quota() {
     assert_eq!((strictest.policy().name(), strictest.position()), ("long", 1));
     assert_eq!(strictest.key().to_string(), "/a%2Cb,alice");
     assert_eq!(strictest.quota(), &Quota::per_hour(1));
-    assert_eq!(strictest.retry_after(), Some(Duration::from_secs(3600)));
-    let seen: Vec<_> = denied.iter().map(|one| (one.policy().name(), one.verdict())).collect();
+    assert_eq!(strictest.decision().retry_after(), Some(Duration::from_secs(3600)));
+    let seen: Vec<_> = denied.iter().map(|one| (one.policy().name(), one.decision().verdict())).collect();
     assert_eq!(seen, [("short", Verdict::Deny), ("long", Verdict::Deny), ("wide", Verdict::Allow)]);
 }
 
@@ -393,7 +393,11 @@ fn a_request_is_decided_under_one_set_whole() {
                     let decisions = gate.check(&request);
                     let names: Vec<_> = decisions.iter().map(|one| one.policy().name()).collect();
                     let (_, limit) = sets.iter().find(|(set, _)| names == *set).expect("one set whole");
-                    assert!(decisions.iter().all(|one| one.limit() == *limit && one.cost() == 1));
+                    assert!(
+                        decisions
+                            .iter()
+                            .all(|one| one.decision().limit() == *limit && one.decision().cost() == 1)
+                    );
                 }
             });
         }

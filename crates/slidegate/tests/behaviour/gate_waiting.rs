@@ -180,7 +180,12 @@ async fn waiting_for_a_permit_costs_no_rate_and_waiting_for_the_rate_takes_no_pe
     let first = take(&gate, "alice");
     let second = stand(&gate, "alice", 1).await;
     let third = stand(&gate, "alice", 1).await;
-    let used = || gate.peek(&of("alice")).iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>();
+    let used = || {
+        gate.peek(&of("alice"))
+            .iter()
+            .map(|one| (one.decision().used(), one.decision().held()))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(used(), [(1, 0), (0, 1)]);
     first.settle(1).await.unwrap();
     let second = second.await.unwrap().unwrap();
@@ -222,7 +227,7 @@ async fn a_dropped_future_leaves_its_queue_from_any_position() {
             gate.settle(&ticket, 1).unwrap();
         }
         assert_eq!(start.elapsed(), Duration::ZERO, "{leaves:?}");
-        assert_eq!(gate.peek(&of("alice")).strictest().unwrap().held(), 0);
+        assert_eq!(gate.peek(&of("alice")).strictest().unwrap().decision().held(), 0);
     }
 }
 
@@ -348,5 +353,5 @@ fn a_crowd_on_many_threads_never_runs_more_than_may() {
             task.await.unwrap();
         }
     });
-    assert_eq!(gate.peek(&of("alice")).strictest().unwrap().held(), 0);
+    assert_eq!(gate.peek(&of("alice")).strictest().unwrap().decision().held(), 0);
 }

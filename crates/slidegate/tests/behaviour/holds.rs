@@ -54,7 +54,7 @@ impl Bench {
     fn try_reserve(&self, cost: u64, ttl: Duration) -> Result<Ticket, Option<Duration>> {
         let request = Request::new().with_cost(cost);
         let reserved = self.gate.reserve_for(&request, ttl).unwrap();
-        let wait = reserved.strictest().unwrap().retry_after();
+        let wait = reserved.decisions().strictest().unwrap().decision().retry_after();
         reserved.into_ticket().ok_or(wait)
     }
 
@@ -67,13 +67,13 @@ impl Bench {
         let request = Request::new();
         let decisions = self.gate.peek(&request);
         let first = decisions.iter().next().unwrap();
-        (first.used(), first.held(), first.remaining())
+        (first.decision().used(), first.decision().held(), first.decision().remaining())
     }
 
     /// The wait until a cost fits.
     fn wait(&self, cost: u64) -> Option<Duration> {
         let request = Request::new().with_cost(cost);
-        self.gate.peek(&request).iter().next().unwrap().retry_after()
+        self.gate.peek(&request).iter().next().unwrap().decision().retry_after()
     }
 
     fn settle(&self, ticket: &Ticket, cost: u64) -> Settlement {

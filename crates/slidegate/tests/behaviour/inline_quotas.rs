@@ -21,7 +21,7 @@ fn policy(name: &str, quota: Quota) -> Policy {
 }
 
 fn used(gate: &Gate, request: &Request<'_>) -> u64 {
-    gate.peek(request).iter().next().expect("a policy applies").used()
+    gate.peek(request).iter().next().expect("a policy applies").decision().used()
 }
 
 /// Callers that name a policy have chosen: a condition meant for others must not lift the limit.
@@ -102,11 +102,14 @@ fn run(gate: &Gate, clock: &ManualClock, algorithm: Algorithm, step: Step) -> Op
     };
     match step {
         Step::Check { key, inline, cost } => {
-            gate.check(&request(key, inline, cost)).iter().next().map(|one| text(&one))
+            gate.check(&request(key, inline, cost)).iter().next().map(|one| text(one.decision()))
         }
-        Step::Reserve { key, inline, cost } => {
-            gate.reserve(&request(key, inline, cost)).iter().next().map(|one| text(&one))
-        }
+        Step::Reserve { key, inline, cost } => gate
+            .reserve(&request(key, inline, cost))
+            .decisions()
+            .iter()
+            .next()
+            .map(|one| text(one.decision())),
         Step::Advance(ms) => {
             clock.advance(Duration::from_millis(ms));
             None
@@ -181,14 +184,23 @@ fn charged_excess_is_admitted_once_and_waited_out() {
         let over = gate.check(&many);
         let over = over.strictest().unwrap();
         assert_eq!(
-            (over.is_allowed(), over.used(), over.remaining(), over.cost()),
+            (
+                over.decision().is_allowed(),
+                over.decision().used(),
+                over.decision().remaining(),
+                over.decision().cost()
+            ),
             (true, 20, 0, 11),
             "{algorithm}"
         );
         let denied = gate.check(&many);
         let denied = denied.strictest().unwrap();
-        assert_eq!((denied.is_denied(), denied.used(), denied.cost()), (true, 20, 0), "{algorithm}");
-        let wait = denied.retry_after().expect("a token fits again");
+        assert_eq!(
+            (denied.decision().is_denied(), denied.decision().used(), denied.decision().cost()),
+            (true, 20, 0),
+            "{algorithm}"
+        );
+        let wait = denied.decision().retry_after().expect("a token fits again");
         assert!(gate.check(&of("tokens", 0)).is_allowed(), "zero means zero");
         clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());
         assert!(gate.peek(&many).is_denied(), "{algorithm}");
@@ -214,11 +226,16 @@ fn counted_denials_are_charged_and_waited_out_by_every_policy() {
         let denied = gate.check(&many);
         let denied = denied.strictest().unwrap();
         assert_eq!(
-            (denied.is_denied(), denied.used(), denied.remaining(), denied.cost()),
+            (
+                denied.decision().is_denied(),
+                denied.decision().used(),
+                denied.decision().remaining(),
+                denied.decision().cost()
+            ),
             (true, 12, 0, 5),
             "{algorithm}"
         );
-        let wait = denied.retry_after().expect("it fits again");
+        let wait = denied.decision().retry_after().expect("it fits again");
         clock.advance(wait.checked_sub(Duration::from_micros(1)).unwrap());
         assert!(gate.peek(&many).is_denied(), "{algorithm}");
         clock.advance(Duration::from_micros(1));

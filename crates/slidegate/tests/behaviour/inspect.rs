@@ -63,7 +63,7 @@ fn counters_show_the_sums_that_they_keep() {
         assert!(gate.check(&alice(2)).is_allowed());
         let found = gate.inspect(&alice(0)).unwrap().remove(0);
         assert_eq!((seconds(&found), found.decision.used()), (charges, used), "{algorithm}");
-        assert_eq!(found.decision.used(), gate.peek(&alice(0)).strictest().unwrap().used());
+        assert_eq!(found.decision.used(), gate.peek(&alice(0)).strictest().unwrap().decision().used());
         let last = found.forecast.last().unwrap();
         assert_eq!((last.used, last.after), (0, found.decision.reset_after()), "{algorithm}");
     }
@@ -80,7 +80,7 @@ fn looking_changes_nothing() {
         let found = gate.inspect(&alice).unwrap().remove(0);
         assert_eq!((found.quota, found.decision.used()), (Quota::per_hour(3), 1));
     }
-    assert_eq!(gate.check(&inline).strictest().unwrap().used(), 2);
+    assert_eq!(gate.check(&inline).strictest().unwrap().decision().used(), 2);
 }
 
 /// Operators change one thing of a policy, and everything else must stay as it was configured.
@@ -102,7 +102,7 @@ fn a_policy_is_changed_in_one_thing_at_a_time() {
         let request = Request::new().with("ip", address(text));
         gate.peek(&request)
             .iter()
-            .map(|one| (one.policy().name().to_owned(), one.limit()))
+            .map(|one| (one.policy().name().to_owned(), one.decision().limit()))
             .collect::<Vec<_>>()
     };
     assert_eq!(limit("2001:db8::3"), [("p".to_owned(), 9), ("q".to_owned(), 9)]);

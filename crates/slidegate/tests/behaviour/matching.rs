@@ -83,13 +83,16 @@ fn folded_values_are_one_key() {
         let decisions = plain.check(&request);
         assert_eq!(decisions.iter().next().unwrap().key().to_string(), "zoe@example.org");
     }
-    assert_eq!(plain.peek(&user("zoe@example.org")).strictest().unwrap().used(), 3);
-    assert_eq!(plain.peek(&user("zoé@example.org")).strictest().unwrap().used(), 0);
+    assert_eq!(plain.peek(&user("zoe@example.org")).strictest().unwrap().decision().used(), 3);
+    assert_eq!(plain.peek(&user("zoé@example.org")).strictest().unwrap().decision().used(), 0);
 
     let special = gate_of(per_user.clone().with_override(["Alice"], Quota::per_minute(9)));
-    assert_eq!(special.peek(&user("aLICE")).strictest().unwrap().limit(), 9);
+    assert_eq!(special.peek(&user("aLICE")).strictest().unwrap().decision().limit(), 9);
     let blocked = gate_of(per_user.clone().with_block(["MALLORY"], Block::forever()));
-    assert_eq!(blocked.check(&user("mallory")).strictest().unwrap().reason(), Some(Reason::Blocked));
+    assert_eq!(
+        blocked.check(&user("mallory")).strictest().unwrap().decision().reason(),
+        Some(Reason::Blocked)
+    );
     let twice = per_user
         .clone()
         .with_override(["A"], Quota::per_minute(1))
@@ -99,7 +102,10 @@ fn folded_values_are_one_key() {
         "policy `per-user`: duplicate override `a`: must be given once; remove one"
     );
     let tiers = per_user.with_tiers("plan", [("Pro", Quota::per_minute(50))]).with_fold("plan", Fold::CASE);
-    assert_eq!(gate_of(tiers).peek(&user("x").with("plan", "PRO")).strictest().unwrap().limit(), 50);
+    assert_eq!(
+        gate_of(tiers).peek(&user("x").with("plan", "PRO")).strictest().unwrap().decision().limit(),
+        50
+    );
     // Of several attributes, each by its own.
     let both = policy("p").with_scope(["user", "path"]).with_fold("path", Fold::SLASH);
     let request = Request::new().with("user", "A").with("path", "/x/");
@@ -195,7 +201,7 @@ fn a_missing_attribute_is_skipped_counted_as_one_or_denied() {
         Request::new().with("a", "*").with("b", "x"),
     ];
     for request in &requests {
-        assert_eq!(gate.check(request).strictest().unwrap().used(), 1, "{request:?}");
+        assert_eq!(gate.check(request).strictest().unwrap().decision().used(), 1, "{request:?}");
     }
     // A shadow policy reports and denies nothing, and what costs nothing is allowed.
     let denying = policy("p").with_scope(["user"]).with_on_missing(OnMissing::Deny);
@@ -203,7 +209,7 @@ fn a_missing_attribute_is_skipped_counted_as_one_or_denied() {
     assert!(shadow.check(&Request::new()).is_allowed());
     let gate = self::gate([denying]);
     assert!(gate.check(&Request::new().with_cost(0)).is_allowed());
-    assert_eq!(gate.apply(&[Request::new().with_verb(Verb::Peek)]).strictest().unwrap().used(), 0);
+    assert_eq!(gate.apply(&[Request::new().with_verb(Verb::Peek)]).strictest().unwrap().decision().used(), 0);
 }
 
 /// A partner with a network and a robot in it has agreements for both.
@@ -239,13 +245,13 @@ fn the_longest_network_binds_and_a_key_of_its_own_more_than_any() {
     ] {
         let ip: IpAddr = ip.parse().unwrap();
         let request = Request::new().with("ip", ip);
-        assert_eq!(gate.peek(&request).strictest().map(|one| one.limit()), limit, "{ip}");
+        assert_eq!(gate.peek(&request).strictest().map(|one| one.decision().limit()), limit, "{ip}");
         // Every key in a network counts by itself, up to that limit.
         let allowed = (0..40).take_while(|_| gate.check(&request).is_allowed()).count() as u64;
         assert_eq!(allowed, limit.unwrap_or(40), "{ip}");
     }
     let text = Request::new().with("ip", "10.9.9.9");
-    assert_eq!(gate.peek(&text).strictest().unwrap().limit(), 5, "text is no address");
+    assert_eq!(gate.peek(&text).strictest().unwrap().decision().limit(), 5, "text is no address");
     // An unlimited key that is blocked is blocked.
     let blocked =
         self::gate([policy.clone().with_block(["192.0.2.1".parse::<IpAddr>().unwrap()], Block::forever())]);
@@ -253,13 +259,13 @@ fn the_longest_network_binds_and_a_key_of_its_own_more_than_any() {
     assert!(blocked.check(&of("192.0.2.1")).is_denied() && blocked.check(&of("192.0.2.2")).is_empty());
     // Taking the override of a key away leaves those of its networks.
     let left = self::gate([policy.without_override([exact])]);
-    assert_eq!(left.peek(&of("10.1.2.3")).strictest().unwrap().limit(), 24);
+    assert_eq!(left.peek(&of("10.1.2.3")).strictest().unwrap().decision().limit(), 24);
     // Beside other attributes.
     let both = self::policy("p")
         .with_scope(["user", "ip"])
         .with_override([slidegate::OverridePart::from("alice"), network("10.0.0.0/8").into()], quota(8));
     let both = self::gate([both]);
-    let limit = |user, ip| both.peek(&of(ip).with("user", user)).strictest().unwrap().limit();
+    let limit = |user, ip| both.peek(&of(ip).with("user", user)).strictest().unwrap().decision().limit();
     assert_eq!((limit("alice", "10.1.1.1"), limit("bob", "10.1.1.1"), limit("alice", "11.1.1.1")), (8, 5, 5));
 }
 

@@ -275,7 +275,7 @@ fn keys_of_several_parts_never_meet() {
             let request = Request::new().with("a", a.as_slice()).with("b", b.as_slice());
             let decisions = gate.check(&request);
             let strictest = decisions.strictest().unwrap();
-            assert_eq!(strictest.used(), 1, "{a:?} {b:?}");
+            assert_eq!(strictest.decision().used(), 1, "{a:?} {b:?}");
             assert!(texts.insert(strictest.key().to_string()), "{a:?} {b:?} look like another");
         }
     }
@@ -325,8 +325,11 @@ fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
         assert_eq!((last.forgotten, last.keys), (10_000, Some(20_000)), "{quota}");
         assert!(steps >= 5, "{steps} of about 1000 keys each");
         assert_eq!(gate.store().stats().keys, 10_000);
-        let used: Vec<_> =
-            gate.peek(&Request::new().with("user", "user-1")).iter().map(|one| one.used()).collect();
+        let used: Vec<_> = gate
+            .peek(&Request::new().with("user", "user-1"))
+            .iter()
+            .map(|one| one.decision().used())
+            .collect();
         assert_eq!(used, [0, 1], "{quota}");
         assert_eq!(
             (gate.reset_policy("b"), gate.reset_policy("b"), gate.store().stats().keys),

@@ -131,7 +131,10 @@ fn keys_of_one_algorithm_make_room_for_those_of_another() {
         }
         let user = format!("{turn}-39999");
         let last = Request::new().with("user", &user).under(algorithm.name());
-        assert!(gate.peek(&last).strictest().unwrap().used() >= 1, "{algorithm}: the newest key is held");
+        assert!(
+            gate.peek(&last).strictest().unwrap().decision().used() >= 1,
+            "{algorithm}: the newest key is held"
+        );
         let (keys, fit) = (gate.store().stats().keys, (1 << 20) / 110);
         assert!(keys > fit / 2, "{algorithm}: {keys} keys where {fit} fit");
     }
@@ -242,7 +245,7 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
             // What is used lies in another table than what is held.
             assert!(in_flight || gate.check(&request.clone().with_cost(0)).is_allowed());
             for _ in 0..holds {
-                assert!(gate.reserve(&request).is_allowed());
+                assert!(gate.reserve(&request).decisions().is_allowed());
             }
         }
         let stats = gate.store().stats();

@@ -297,7 +297,7 @@ proptest! {
             let decisions = gate.apply(&requests);
             let answers: Vec<Answer> = decisions
                 .iter()
-                .map(|one| (one.request(), one.position(), one.verdict(), one.used(), one.cost()))
+                .map(|one| (one.request(), one.position(), one.decision().verdict(), one.decision().used(), one.decision().cost()))
                 .collect();
             let (verdict, expected) = ledger.apply(limit, &call, now);
             prop_assert_eq!(&answers, &expected, "{:?}", call);
@@ -305,7 +305,7 @@ proptest! {
             for (policy, (name, ..)) in POLICIES.iter().enumerate() {
                 for key in KEYS.into_iter().chain(REFUSED_KEYS) {
                     let request = Request::new().with("key", key).under(name).with_cost(0);
-                    let used = gate.peek(&request).iter().next().unwrap().used();
+                    let used = gate.peek(&request).iter().next().unwrap().decision().used();
                     prop_assert_eq!(used, ledger.used(policy, key, now), "{} {} after {:?}", name, key, call);
                 }
             }

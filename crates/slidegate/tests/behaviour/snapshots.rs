@@ -53,7 +53,7 @@ fn restored(
 }
 
 fn used(gate: &Gate, policy: &str, user: &str) -> u64 {
-    gate.peek(&Request::new().with("user", user).under(policy)).strictest().unwrap().used()
+    gate.peek(&Request::new().with("user", user).under(policy)).strictest().unwrap().decision().used()
 }
 
 /// A store has keys of all kinds, and each must come back as itself.
@@ -182,7 +182,7 @@ fn holds_outlive_a_restart_and_those_that_ended_meanwhile_are_charged() {
         let peek = Request::new().with("user", "alice").under(policy);
         let found = after.peek(&peek);
         let found = found.strictest().unwrap();
-        (found.used(), found.held())
+        (found.decision().used(), found.decision().held())
     };
     assert_eq!((counted("tokens"), counted("streams")), ((10, 60), (0, 1)));
     let text = long.to_string();
@@ -391,7 +391,7 @@ fn a_gate_opens_its_file_and_is_saved_to_it() {
     let policies = || set([policy("p", Quota::per_hour(5))]);
     let alice = Request::new().with("user", "alice");
     let gate = Gate::open(policies(), &path).unwrap();
-    assert_eq!(gate.check(&alice).strictest().unwrap().remaining(), 4, "nothing was saved yet");
+    assert_eq!(gate.check(&alice).strictest().unwrap().decision().remaining(), 4, "nothing was saved yet");
     assert!(Gate::open(policies(), &path).unwrap_err().is_in_use());
     assert_eq!(gate.save(&path).unwrap().keys, 1);
     let _ = gate.check(&alice);
@@ -401,7 +401,7 @@ fn a_gate_opens_its_file_and_is_saved_to_it() {
     assert!(Gate::open(policies(), &other).unwrap_err().is_in_use());
     assert!(Gate::new(policies()).save(&other).unwrap_err().is_in_use());
     let next = Gate::open(policies(), &path).unwrap();
-    assert_eq!(next.check(&alice).strictest().unwrap().remaining(), 2);
+    assert_eq!(next.check(&alice).strictest().unwrap().decision().remaining(), 2);
     drop((gate, next));
     fs::write(&path, "something else").unwrap();
     assert!(Gate::open(policies(), &path).unwrap_err().is_damaged());

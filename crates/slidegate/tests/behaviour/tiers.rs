@@ -22,7 +22,7 @@ fn by_plan(algorithm: Algorithm) -> Policy {
 fn limit_of(gate: &Gate, user: &str, plan: Option<&str>) -> u64 {
     let request = Request::new().with("user", user);
     let request = plan.into_iter().fold(request, |request, plan| request.with("plan", plan));
-    gate.peek(&request).strictest().unwrap().limit()
+    gate.peek(&request).strictest().unwrap().decision().limit()
 }
 
 /// Customers pay for a plan, and some have an agreement of their own.
@@ -57,9 +57,9 @@ fn a_key_that_changes_its_plan_keeps_its_usage() {
         let pro = alice("pro");
         let upgraded = gate.check(&pro);
         assert!(upgraded.is_allowed(), "{algorithm}");
-        assert_eq!(upgraded.strictest().unwrap().remaining(), 94, "{algorithm}");
+        assert_eq!(upgraded.strictest().unwrap().decision().remaining(), 94, "{algorithm}");
         assert!(gate.check(&alice("free")).is_denied(), "{algorithm}");
-        assert_eq!(gate.peek(&alice("free")).strictest().unwrap().used(), 6, "{algorithm}");
+        assert_eq!(gate.peek(&alice("free")).strictest().unwrap().decision().used(), 6, "{algorithm}");
     }
 }
 

@@ -15,7 +15,7 @@ fn gate(policies: impl IntoIterator<Item = Policy>) -> Gate {
 }
 
 fn used(gate: &Gate) -> Vec<u64> {
-    gate.peek(&Request::new()).iter().map(|one| one.used()).collect()
+    gate.peek(&Request::new()).iter().map(|one| one.decision().used()).collect()
 }
 
 const UNKNOWN: &str = "unknown cost `ouput`: no policy counts it, and policy `tpm` counts `output`, which is missing; \
@@ -37,8 +37,8 @@ fn every_verb_with_a_misspelt_cost_is_denied_with_an_error_and_charges_nothing()
         }
         assert_eq!(gate.check_once(&request, "order-1").error().unwrap().to_string(), UNKNOWN);
         let reserved = gate.reserve(&request);
-        assert!(reserved.is_denied() && reserved.ticket().is_none());
-        assert_eq!(reserved.error().unwrap().to_string(), UNKNOWN);
+        assert!(reserved.decisions().is_denied() && reserved.ticket().is_none());
+        assert_eq!(reserved.decisions().error().unwrap().to_string(), UNKNOWN);
         let requests = [Request::new().with_cost([("output", 1)]), request];
         assert!(gate.apply_all(Verb::Check, &requests).error().is_some());
         assert!(used(&gate).iter().all(|used| *used == 0), "{:?}", used(&gate));
@@ -54,7 +54,9 @@ fn a_settlement_or_extension_with_a_misspelt_cost_is_an_error_and_changes_nothin
     assert_eq!(gate.settle_so_far(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
     let extension = slidegate::reserve::Extension::new().with_total([("ouput", 1)]);
     assert!(gate.extend(&ticket, extension).unwrap_err().is_unknown_cost());
-    let held = |gate: &Gate| gate.peek(&Request::new()).iter().map(|one| (one.used(), one.held())).next();
+    let held = |gate: &Gate| {
+        gate.peek(&Request::new()).iter().map(|one| (one.decision().used(), one.decision().held())).next()
+    };
     assert_eq!(held(&gate), Some((0, 4096)));
     gate.settle(&ticket, [("output", 120), ("thinking", 7)]).unwrap();
     assert_eq!(held(&gate), Some((120, 0)));

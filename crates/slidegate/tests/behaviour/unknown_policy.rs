@@ -11,7 +11,7 @@ fn gate(names: &[&str]) -> Gate {
 }
 
 fn used(gate: &Gate, policy: &str) -> u64 {
-    gate.peek(&Request::new().with("user", "alice").under(policy)).strictest().unwrap().used()
+    gate.peek(&Request::new().with("user", "alice").under(policy)).strictest().unwrap().decision().used()
 }
 
 /// A developer who mistypes a policy must find out from the first request, not from the first

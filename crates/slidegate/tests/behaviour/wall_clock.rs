@@ -68,7 +68,10 @@ fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
                 PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
             let gate = Gate::with_memory(policies, clock.store());
             let request = Request::new().with("user", "alice");
-            assert_eq!(gate.check(&request).strictest().unwrap().at(), Timestamp::from_secs(STARTED_S));
+            assert_eq!(
+                gate.check(&request).strictest().unwrap().decision().at(),
+                Timestamp::from_secs(STARTED_S)
+            );
             clock.step(step);
             clock.pass(1);
             let decisions = gate.check(&request);
@@ -189,7 +192,7 @@ fn a_block_ends_by_the_corrected_clock() {
     let policies = PolicySet::new([policy.with_block(["alice"], Block::until(until))]).unwrap();
     let gate = Gate::with_memory(policies, clock.store());
     let request = Request::new().with("user", "alice");
-    let wait = || gate.check(&request).strictest().unwrap().retry_after();
+    let wait = || gate.check(&request).strictest().unwrap().decision().retry_after();
     assert_eq!(wait(), Some(Duration::from_secs(600)));
     clock.step(-100);
     assert_eq!(wait(), Some(Duration::from_secs(700)));

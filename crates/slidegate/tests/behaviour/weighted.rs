@@ -91,21 +91,21 @@ proptest! {
                         let requests = ([one], [other]);
                         let (one, other) = (weighed.apply_all(verb, &requests.0), plain.apply_all(verb, &requests.1));
                         let (one, other) = (one.strictest().unwrap(), other.strictest().unwrap());
-                        let (amounts, counts) = (all_of(one.amounts()), all_of(other.amounts()));
+                        let (amounts, counts) = (all_of(one.decision().amounts()), all_of(other.decision().amounts()));
                         prop_assert_eq!(amounts, counts.map(|units| units / u128::from(MILLION)));
-                        prop_assert_eq!(one.verdict(), other.verdict());
-                        prop_assert_eq!(one.retry_after(), other.retry_after());
-                        prop_assert_eq!(one.used(), other.used().div_ceil(MILLION));
-                        prop_assert_eq!(one.remaining(), other.remaining() / MILLION);
+                        prop_assert_eq!(one.decision().verdict(), other.decision().verdict());
+                        prop_assert_eq!(one.decision().retry_after(), other.decision().retry_after());
+                        prop_assert_eq!(one.decision().used(), other.decision().used().div_ceil(MILLION));
+                        prop_assert_eq!(one.decision().remaining(), other.decision().remaining() / MILLION);
                     }
                     Step::Reserve(held, cost) => {
                         let requests = (alice(&named(held)), Request::new().with("user", "alice").with_cost(sum(held)));
                         let (one, other) = (weighed.reserve(&requests.0), plain.reserve(&requests.1));
-                        prop_assert_eq!(one.is_allowed(), other.is_allowed());
+                        prop_assert_eq!(one.decisions().is_allowed(), other.decisions().is_allowed());
                         let Some((one, other)) = one.into_ticket().zip(other.into_ticket()) else { continue };
                         let one = weighed.settle(&one, &named(cost)[..]).unwrap();
                         let other = plain.settle(&other, sum(cost)).unwrap();
-                        let used = |settled: &slidegate::reserve::Settlement| settled.iter().next().map(|key| key.amounts().used);
+                        let used = |settled: &slidegate::reserve::Settlement| settled.iter().next().map(|key| key.decision().amounts().used);
                         let other = used(&other).map(|used| Amount::from_millionths(used.ceil()));
                         prop_assert_eq!(used(&one), other);
                     }
@@ -121,7 +121,9 @@ fn a_bare_cost_is_in_units() {
     let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
     let gate = gate([spend(Algorithm::SlidingLog)], &clock);
     let request = Request::new().with("user", "alice");
-    let used = |request: &Request<'_>| gate.check(request).strictest().unwrap().amounts().used.to_string();
+    let used = |request: &Request<'_>| {
+        gate.check(request).strictest().unwrap().decision().amounts().used.to_string()
+    };
     assert_eq!(used(&request), "1", "a cost that is not said is 1");
     assert_eq!(used(&request.clone().with_cost(2)), "3");
     assert_eq!(used(&request.clone().with_cost("0.25".parse::<Amount>().unwrap())), "3.25");
@@ -137,7 +139,7 @@ fn decimals_are_rounded_up_where_they_do_not_count() {
     let gate = gate([policy("cost", Counts::Cost), policy("requests", Counts::Requests)], &clock);
     let decisions = |cost: &str| {
         let request = Request::new().with_cost(cost.parse::<Amount>().unwrap());
-        gate.check(&request).iter().map(|one| one.used()).collect::<Vec<_>>()
+        gate.check(&request).iter().map(|one| one.decision().used()).collect::<Vec<_>>()
     };
     assert_eq!(decisions("0.01"), [1, 1]);
     assert_eq!(decisions("2.5"), [4, 2]);
@@ -156,14 +158,14 @@ fn all_limits_of_a_policy_are_in_units() {
     let limit = |request: Request<'_>| {
         let decisions = gate.peek(&request);
         let one = decisions.strictest().unwrap();
-        (one.limit(), one.quota().limit())
+        (one.decision().limit(), one.quota().limit())
     };
     assert_eq!(limit(Request::new().with("user", "bob")), (5, 5));
     assert_eq!(limit(Request::new().with("user", "bob").with("plan", "pro")), (20, 20));
     assert_eq!(limit(Request::new().with("user", "vip")), (80, 40));
     let bob = Request::new().with("user", "bob");
     let held = gate.reserve(&bob);
-    assert_eq!(held.strictest().unwrap().amounts().held.to_string(), "0.5");
+    assert_eq!(held.decisions().strictest().unwrap().decision().amounts().held.to_string(), "0.5");
     let ticket = held.into_ticket().unwrap();
     let settled = gate.settle(&ticket, [("output", 2), ("cached", 1)]).unwrap();
     let settled = settled.iter().next().unwrap();
@@ -197,7 +199,7 @@ fn usage_in_units_and_in_millionths_is_kept_apart() {
     let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
     let set = |policy| PolicySet::new([policy]).unwrap();
     let plain = || spend(Algorithm::SlidingLog).with_counts(Counts::Cost);
-    let used = |gate: &Gate| gate.peek(&alice(&[("output", 1)])).strictest().unwrap().used();
+    let used = |gate: &Gate| gate.peek(&alice(&[("output", 1)])).strictest().unwrap().decision().used();
     let gate = gate([spend(Algorithm::SlidingLog)], &clock);
     assert!(gate.check(&alice(&[("output", 4)])).is_allowed());
 
@@ -296,7 +298,7 @@ fn policies_with_and_without_weights_decide_one_request() {
     let gate = gate([spend(Algorithm::FixedWindow), requests, output], &clock);
     let request = alice(&[("input", 5), ("output", 2)]);
     let decisions = gate.check(&request);
-    let used: Vec<_> = decisions.iter().map(|one| one.amounts().used.to_string()).collect();
+    let used: Vec<_> = decisions.iter().map(|one| one.decision().amounts().used.to_string()).collect();
     assert_eq!(used, ["3", "1", "2"]);
     assert_eq!(
         decisions.strictest().unwrap().policy().name(),
@@ -304,7 +306,7 @@ fn policies_with_and_without_weights_decide_one_request() {
         "2 remain of each, in the order of policies"
     );
     assert!(gate.check(&request).is_denied());
-    let used: Vec<_> = gate.peek(&request).iter().map(|one| one.used()).collect();
+    let used: Vec<_> = gate.peek(&request).iter().map(|one| one.decision().used()).collect();
     assert_eq!(used, [3, 1, 2], "nothing was charged");
 }
 
@@ -316,9 +318,9 @@ fn a_hold_that_expires_is_charged_exactly() {
     let gate = gate([policy], &clock);
     let request = alice(&[("cached", 1)]);
     let held = gate.reserve_for(&request, Duration::from_secs(1)).unwrap();
-    assert!(held.is_allowed());
+    assert!(held.decisions().is_allowed());
     clock.advance(Duration::from_secs(2));
-    assert_eq!(gate.peek(&request).strictest().unwrap().amounts().used.to_string(), "0.000003");
+    assert_eq!(gate.peek(&request).strictest().unwrap().decision().amounts().used.to_string(), "0.000003");
 }
 
 /// A request that runs while weights are added or removed was reserved in the unit of before: a settlement in the other
@@ -341,10 +343,10 @@ fn a_reservation_is_not_settled_in_another_unit() {
         ] {
             assert_eq!(settlement.unwrap().status(), HoldStatus::Unknown);
         }
-        assert_eq!(gate.peek(&request).strictest().unwrap().used(), 0);
+        assert_eq!(gate.peek(&request).strictest().unwrap().decision().used(), 0);
         configure(&before);
-        assert_eq!(gate.peek(&request).strictest().unwrap().held(), 4);
+        assert_eq!(gate.peek(&request).strictest().unwrap().decision().held(), 4);
         assert_eq!(gate.settle(&ticket, &[("output", 1)][..]).unwrap().status(), HoldStatus::Changed);
-        assert_eq!(gate.peek(&request).strictest().unwrap().used(), 1);
+        assert_eq!(gate.peek(&request).strictest().unwrap().decision().used(), 1);
     }
 }

@@ -354,7 +354,8 @@ impl Admin {
         }
         let decisions =
             self.app.call(Protocol::Http).apply(Some(verb), std::slice::from_ref(&request), None).await;
-        let moved = decisions.iter().next().map(|one| (one.amounts().cost, one.source()));
+        let moved =
+            decisions.iter().next().map(|one| (one.decision().amounts().cost, one.decision().source()));
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
         }

@@ -268,9 +268,9 @@ mod tests {
                     );
                     (
                         one.policy().name().to_owned(),
-                        one.limit(),
+                        one.decision().limit(),
                         one.policy().options().enforced,
-                        one.reason(),
+                        one.decision().reason(),
                     )
                 })
                 .collect::<Vec<_>>()

@@ -28,8 +28,8 @@ impl Call<'_> {
         let (span_start, started) = (engine.observer.span_start(), engine.observer.start());
         let reserved = engine.store.reserve(requests, options).await?;
         self.count(requests.len());
-        engine.observer.record_store_call(started, &reserved);
-        let decided = (&*reserved, reserved.ticket());
+        engine.observer.record_store_call(started, reserved.decisions());
+        let decided = (reserved.decisions(), reserved.ticket());
         let candidates = engine.record(&self.caller, Some(Verb::Check), span_start, decided);
         self.charge_candidates(candidates, requests).await;
         for policy in reserved.ticket().into_iter().flat_map(Ticket::policies) {
@@ -54,7 +54,7 @@ impl Call<'_> {
         let _ = self.change(ticket, TicketChange::Cancel).await;
         Err(format!(
             "{} policies apply, whose ticket would have {} bytes; at most {}, so name one `policy`",
-            reserved.iter().len(),
+            reserved.decisions().iter().len(),
             text.len(),
             Ticket::MAX_TEXT
         ))
@@ -110,7 +110,7 @@ impl Call<'_> {
         let cost_of = |key: &SettledKey<'_>| {
             policies
                 .by_name(key.policy())
-                .map_or(0, |policy| policy.options().counts.count(key.amounts().cost))
+                .map_or(0, |policy| policy.options().counts.count(key.decision().amounts().cost))
         };
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
@@ -123,7 +123,12 @@ impl Call<'_> {
                 // A permit charges nothing.
                 _ if is_in_flight(key.policy()) => {}
                 _ => {
-                    self.engine.observer.record_charge_of_hold(key.policy(), of_key, cost_of(&key), key.at());
+                    self.engine.observer.record_charge_of_hold(
+                        key.policy(),
+                        of_key,
+                        cost_of(&key),
+                        key.decision().at(),
+                    );
                 }
             }
         }

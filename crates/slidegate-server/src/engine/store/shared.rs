@@ -153,7 +153,7 @@ impl Health {
     pub(super) fn record(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
-            match decision.source() {
+            match decision.decision().source() {
                 DecisionSource::Store => answered = true,
                 // Says nothing about the store's current state.
                 DecisionSource::CachedDenial => {}

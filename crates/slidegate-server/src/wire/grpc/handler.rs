@@ -194,7 +194,7 @@ fn limit_headers(mut decisions: Decisions<'_>, options: HeaderOptions) -> impl I
     let is_denied_by_peek = decisions.iter().any(|one| {
         one.verb() == Verb::Peek
             && one.role() == Role::Deciding
-            && one.is_denied()
+            && one.decision().is_denied()
             && one.policy().options().enforced
     });
     let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };

@@ -68,16 +68,17 @@ pub(super) struct ReservationRequest<'a> {
 impl ReservationRequest<'_> {
     /// How to reserve what otherwise never fits, to add to the explanation.
     fn hint(&self, decisions: &Decisions<'_>) -> Option<String> {
-        let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit))?;
-        let never_fits = denying.retry_after().is_none() && denying.limit() > 0;
-        let limit = denying.limit();
+        let denying =
+            decisions.strictest().filter(|one| one.decision().reason() == Some(Reason::OverLimit))?;
+        let never_fits = denying.decision().retry_after().is_none() && denying.decision().limit() > 0;
+        let limit = denying.decision().limit();
         never_fits.then(|| format!("; reserve at most {limit} of the estimate, and settle the rest"))
     }
 
     /// What it would hold under a policy.
     fn cost(&self, one: &PolicyDecision<'_>) -> Amount {
         match one.policy().estimate().filter(|_| !self.says_cost) {
-            Some(estimate) => estimate.min(one.amounts().limit),
+            Some(estimate) => estimate.min(one.decision().amounts().limit),
             None => self.request.counted_cost(&one.policy().options().counts),
         }
     }
@@ -92,10 +93,10 @@ pub(super) fn reserved(
     let mut answer = Answer::new(decisions);
     answer.why.extend(asked.hint(decisions));
     answer.ticket = ticket.map(|(ticket, text)| TicketMembers::new(ticket, text.to_owned()));
-    let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit));
+    let denying = decisions.strictest().filter(|one| one.decision().reason() == Some(Reason::OverLimit));
     answer.over_limit = denying.map(|one| {
         let requested = asked.cost(&one);
-        let Amounts { used, limit, .. } = one.amounts();
+        let Amounts { used, limit, .. } = one.decision().amounts();
         let fits_without_holds = used + requested <= limit;
         OverLimit { requested, fits_without_holds }
     });
@@ -305,7 +306,7 @@ impl<'a> Answer<'a> {
             policy: strictest.map(|one| one.policy().name()),
             key: strictest.map(|one| key_text::shown(&one.key())),
             why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
-            limit: strictest.map(|one| one.amounts().limit),
+            limit: strictest.map(|one| one.decision().amounts().limit),
             outcome: strictest.map_or_else(nothing, OutcomeBody::new),
             policies: decisions,
             problem: Problem::of(decisions).map(|problem| ProblemMembers {
@@ -325,9 +326,9 @@ impl<'a> OutcomeBody<'a> {
     fn new(one: PolicyDecision<'a>) -> Self {
         let block = one.block();
         Self {
-            usage: Usage::new(&one),
-            source: Some(one.source().name()),
-            reason: one.reason().map(Reason::name),
+            usage: Usage::new(one.decision()),
+            source: Some(one.decision().source().name()),
+            reason: one.decision().reason().map(Reason::name),
             block: block.map(|block| BlockMembers {
                 until: block.ends_at().map(explanation::time),
                 by: block.blocked_by(),
@@ -365,7 +366,7 @@ impl<'a> ChangeAnswer<'a> {
         let policies = settlement.iter().map(|one| SettledPolicy {
             policy: one.policy(),
             status: one.status().name(),
-            limit: one.amounts().limit,
+            limit: one.decision().amounts().limit,
             usage: Usage::new(one.decision()),
         });
         let ticket = settlement.ticket();
@@ -382,8 +383,9 @@ impl<'a> ChangeAnswer<'a> {
 impl<'a> ProblemMembers<'a> {
     /// The problem of an extension that does not fit.
     fn of_extension(settlement: &'a Settlement) -> Self {
-        let denying = settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
-        let is_blocked = denying.clone().any(|one| one.reason() == Some(Reason::Blocked));
+        let denying =
+            settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.decision().is_denied());
+        let is_blocked = denying.clone().any(|one| one.decision().reason() == Some(Reason::Blocked));
         let why =
             if is_blocked { "is denied, as a key of the reservation is blocked," } else { "does not fit" };
         let denying: Vec<_> = denying.map(|one| one.policy()).collect();
@@ -402,9 +404,9 @@ fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S
     serializer.collect_seq(decisions.iter().map(|one| PolicyAnswer {
         policy: one.policy().name(),
         key: key_text::shown(&one.key()),
-        allowed: one.is_allowed(),
+        allowed: one.decision().is_allowed(),
         enforced: one.policy().options().enforced,
-        limit: one.amounts().limit,
+        limit: one.decision().amounts().limit,
         window_ms: millis_ceil(one.quota().window()),
         outcome: OutcomeBody::new(one),
     }))

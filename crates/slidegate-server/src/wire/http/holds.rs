@@ -107,18 +107,18 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
         .reserve(std::slice::from_ref(&request), options)
         .await
         .map_err(|error| Problem::field("ttl", error.to_string()))?;
-    if let Some(error) = reserved.error() {
+    if let Some(error) = reserved.decisions().error() {
         return Err(undecided(&error));
     }
     let text = call.ticket_text(&reserved).await.map_err(|detail| Problem::field("attributes", detail))?;
     let asked = ReservationRequest { request: &request, says_cost: ask.says_cost() };
-    let written = answer::reserved(&reserved, &asked, reserved.ticket().zip(text.as_deref()));
-    let (status, media_type) = status_of(slidegate::verb::Verb::Check, &reserved);
+    let written = answer::reserved(reserved.decisions(), &asked, reserved.ticket().zip(text.as_deref()));
+    let (status, media_type) = status_of(slidegate::verb::Verb::Check, reserved.decisions());
     let mut response = HttpResponse::new(Body::from(written));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, media_type);
-    fields::insert(headers, &app.headers, &reserved);
+    fields::insert(headers, &app.headers, reserved.decisions());
     Ok(response)
 }
 
@@ -231,7 +231,10 @@ fn respond(app: &App, settlement: &Settlement, goes_on: bool) -> HttpResponse {
         headers.insert(HeaderName::from_static(name), value);
     }
     if is_denied {
-        let waits = settlement.iter().filter(|key| key.is_denied()).map(|key| key.retry_after());
+        let waits = settlement
+            .iter()
+            .filter(|key| key.decision().is_denied())
+            .map(|key| key.decision().retry_after());
         // Without a wait it never fits.
         if let Some(wait) = waits.collect::<Option<Vec<_>>>().and_then(|waits| waits.into_iter().max()) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(secs_ceil(wait).max(1)));

@@ -23,7 +23,7 @@ pub(super) fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
 
 /// The status and the media type of decisions.
 pub(super) fn status_of(verb: Verb, decisions: &Decisions<'_>) -> (StatusCode, HeaderValue) {
-    match (verb, decisions.strictest().and_then(|strictest| strictest.reason())) {
+    match (verb, decisions.strictest().and_then(|strictest| strictest.decision().reason())) {
         (_, Some(Reason::StoreFull | Reason::StoreUnavailable)) => {
             (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE)
         }

@@ -21,13 +21,13 @@ pub(super) fn write_one_policy(decisions: &Decisions<'_>, reply: &mut Reply<'_>)
 
 /// Whether the request is denied only because the store is unavailable.
 pub(super) fn is_unavailable(one: &PolicyDecision<'_>) -> bool {
-    one.policy().options().enforced && one.reason() == Some(Reason::StoreUnavailable)
+    one.policy().options().enforced && one.decision().reason() == Some(Reason::StoreUnavailable)
 }
 
 /// Writes an error instead of a decision: no limit was reached, so the client must not take it for
 /// a denial.
 pub(super) fn unavailable(one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
-    let wait_s = one.retry_after().map_or(1, |wait| millis_ceil(wait).div_ceil(1000).max(1));
+    let wait_s = one.decision().retry_after().map_or(1, |wait| millis_ceil(wait).div_ceil(1000).max(1));
     let name = one.policy().name();
     let cause = one.store_failure().map_or_else(String::new, |failure| format!(": {failure}"));
     reply.error(format_args!(
@@ -72,7 +72,7 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
     reply.field("policies").array(decisions.iter().len());
     for one in decisions.iter() {
         reply.fields(9);
-        decision_fields(one.is_allowed(), &one, reply);
+        decision_fields(one.decision().is_allowed(), &one, reply);
         reply.field("policy").text(one.policy().name());
         reply.field("enforced").boolean(one.policy().options().enforced);
     }
@@ -93,10 +93,10 @@ pub(super) fn capacity_fields(one: &Decision, reply: &mut Reply<'_>) {
 /// The seven fields of a decision.
 pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
     reply.field("allowed").boolean(allowed);
-    capacity_fields(one, reply);
-    reply.field("source").simple(one.source().name());
+    capacity_fields(one.decision(), reply);
+    reply.field("source").simple(one.decision().source().name());
     reply.field("reason");
-    match (one.reason(), one.block()) {
+    match (one.decision().reason(), one.block()) {
         (None, _) => reply.null(),
         (Some(Reason::Blocked), Some(block)) => reply.text(&explanation::blocked(block)),
         (Some(reason), _) => reply.text(reason.name()),

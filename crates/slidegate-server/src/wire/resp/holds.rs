@@ -31,15 +31,15 @@ impl HoldCommand<'_> {
                 let options = HoldOptions { ttl, id: id.as_deref() };
                 match call.reserve(std::slice::from_ref(&request), options).await {
                     Ok(reserved) => {
-                        let Some(one) = reserved.iter().next() else {
-                            return answer::undecided(&reserved, reply);
+                        let Some(one) = reserved.decisions().iter().next() else {
+                            return answer::undecided(reserved.decisions(), reply);
                         };
                         if answer::is_unavailable(&one) {
                             return answer::unavailable(&one, reply);
                         }
                         reply.fields(10);
-                        answer::decision_fields(reserved.is_allowed(), &one, reply);
-                        holding(one.held(), reserved.ticket(), reply);
+                        answer::decision_fields(reserved.decisions().is_allowed(), &one, reply);
+                        holding(one.decision().held(), reserved.ticket(), reply);
                     }
                     Err(error) => reply.error(format_args!("ERR RL.RESERVE: {error}")),
                 }
@@ -61,7 +61,7 @@ impl HoldCommand<'_> {
 
 /// Writes the outcome and the numbers of the binding key.
 fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_>) {
-    let by_room = |one: &SettledKey<'_>| (one.is_allowed(), one.remaining());
+    let by_room = |one: &SettledKey<'_>| (one.decision().is_allowed(), one.decision().remaining());
     let Some(one) = settlement.iter().min_by_key(by_room) else {
         // No policy limits it, or its policies were removed.
         let ticket = goes_on.then(|| settlement.ticket());
@@ -69,9 +69,9 @@ fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_
     };
     reply.fields(9);
     reply.field("outcome").text(settlement.status().name());
-    answer::capacity_fields(&one, reply);
-    reply.field("cost").int(one.cost());
-    holding(one.held(), goes_on.then(|| settlement.ticket()), reply);
+    answer::capacity_fields(one.decision(), reply);
+    reply.field("cost").int(one.decision().cost());
+    holding(one.decision().held(), goes_on.then(|| settlement.ticket()), reply);
 }
 
 /// Writes an outcome without a key.

@@ -108,21 +108,21 @@ impl ThrottleArguments {
         reply.array(5);
         match self.dialect {
             Dialect::RedisCell => {
-                reply.int(u64::from(one.is_denied()));
-                reply.int(one.limit());
-                reply.int(one.remaining());
-                match one.retry_after() {
-                    Some(wait) if one.is_denied() => reply.int(secs_ceil(wait)),
+                reply.int(u64::from(one.decision().is_denied()));
+                reply.int(one.decision().limit());
+                reply.int(one.decision().remaining());
+                match one.decision().retry_after() {
+                    Some(wait) if one.decision().is_denied() => reply.int(secs_ceil(wait)),
                     _ => reply.never(),
                 }
-                reply.int(secs_ceil(one.reset_after()));
+                reply.int(secs_ceil(one.decision().reset_after()));
             }
             Dialect::Throttlecrab => {
-                reply.int(u64::from(one.is_allowed()));
-                reply.int(one.limit());
-                reply.int(one.remaining());
-                reply.int(self.crab_reset(one.reset_after()).as_secs());
-                match one.retry_after() {
+                reply.int(u64::from(one.decision().is_allowed()));
+                reply.int(one.decision().limit());
+                reply.int(one.decision().remaining());
+                reply.int(self.crab_reset(one.decision().reset_after()).as_secs());
+                match one.decision().retry_after() {
                     Some(wait) => reply.int(wait.as_secs()),
                     None => reply.never(),
                 }

@@ -81,7 +81,7 @@ fn an_extension_changes_all_keys_or_none() {
         HoldStatus::Denied
     );
     let request = Request::new();
-    let held: Vec<u64> = bench.gate.peek(&request).iter().map(|one| one.held()).collect();
+    let held: Vec<u64> = bench.gate.peek(&request).iter().map(|one| one.decision().held()).collect();
     assert_eq!(held, [60, 60]);
 }
 
@@ -106,7 +106,12 @@ fn one_call_decides_rates_tokens_and_what_is_in_flight() {
         let tickets: Vec<_> = (0..50).filter_map(|_| bench.gate.reserve(&request).into_ticket()).collect();
         assert_eq!(tickets.len(), passing);
         let request = Request::new();
-        let usage: Vec<_> = bench.gate.peek(&request).iter().map(|one| (one.used(), one.held())).collect();
+        let usage: Vec<_> = bench
+            .gate
+            .peek(&request)
+            .iter()
+            .map(|one| (one.decision().used(), one.decision().held()))
+            .collect();
         let passing = passing as u64;
         assert_eq!(usage[..3], [(passing, 0), (0, passing * 2500), (0, passing * 2500)]);
         assert!(in_flight.is_none() || usage[3] == (0, 4), "{usage:?}");
@@ -162,13 +167,13 @@ fn a_key_holds_at_most_1024_and_says_so() {
     let tickets: Vec<Ticket> = (0..1024).map(|n| bench.reserve(1, secs(10 + n % 7))).collect();
     let request = Request::new();
     let denied = bench.gate.reserve(&request);
-    let strictest = denied.strictest().unwrap();
-    assert_eq!(strictest.reason(), Some(Reason::TooManyHolds));
-    assert_eq!(strictest.retry_after(), Some(secs(10)));
+    let strictest = denied.decisions().strictest().unwrap();
+    assert_eq!(strictest.decision().reason(), Some(Reason::TooManyHolds));
+    assert_eq!(strictest.decision().retry_after(), Some(secs(10)));
     // Checks need no hold.
     assert!(bench.gate.check(&request).is_allowed());
     bench.settle(&tickets[0], 1);
-    assert!(bench.gate.reserve(&request).is_allowed());
+    assert!(bench.gate.reserve(&request).decisions().is_allowed());
 }
 
 /// Every key holding something must not take more memory than every key does.
@@ -181,7 +186,7 @@ fn a_policy_has_at_most_half_as_many_holds_as_the_store_has_keys() {
         let user = user.to_string();
         let request = Request::new().with("user", &user);
         let reserved = gate.reserve(&request);
-        let reason = reserved.strictest().unwrap().reason();
+        let reason = reserved.decisions().strictest().unwrap().decision().reason();
         reserved.into_ticket().ok_or(reason)
     };
     let tickets: Vec<Ticket> = (0..50).map(|user| reserve(user).unwrap()).collect();
@@ -198,9 +203,9 @@ fn a_settlement_is_charged_under_the_override_of_its_key() {
     let alice = Request::new().with("user", "alice").with_cost(400);
     let ticket = bench.gate.reserve(&alice).into_ticket().unwrap();
     let settled = bench.settle(&ticket, 300);
-    assert_eq!((only(&settled).limit(), only(&settled).used()), (500, 300));
+    assert_eq!((only(&settled).decision().limit(), only(&settled).decision().used()), (500, 300));
     bench.at(secs(61));
-    assert_eq!(bench.gate.peek(&alice).strictest().unwrap().used(), 300);
+    assert_eq!(bench.gate.peek(&alice).strictest().unwrap().decision().used(), 300);
 }
 
 /// Inline quotas that are equal to the policy's own were stored as the inline quotas of all keys of a shard,
@@ -244,9 +249,9 @@ fn a_blocked_key_reserves_nothing() {
     let blocked = per_user().with_block(["alice"], Block::forever());
     bench.gate.configure(PolicySet::new([blocked]).unwrap()).unwrap();
     let denied = bench.gate.reserve(&alice);
-    assert_eq!(denied.strictest().unwrap().reason(), Some(Reason::Blocked));
+    assert_eq!(denied.decisions().strictest().unwrap().decision().reason(), Some(Reason::Blocked));
     assert!(denied.ticket().is_none());
-    assert_eq!(only(&bench.settle(&ticket, 3)).used(), 3);
+    assert_eq!(only(&bench.settle(&ticket, 3)).decision().used(), 3);
 }
 
 /// A shadow policy that would deny holds nothing, and does not keep others from it.
@@ -258,7 +263,7 @@ fn a_shadow_policy_that_denies_holds_nothing() {
     assert_eq!(ticket.policies().collect::<Vec<_>>(), ["tokens"]);
     bench.settle(&ticket, 6);
     let request = Request::new();
-    let used: Vec<u64> = bench.gate.peek(&request).iter().map(|one| one.used()).collect();
+    let used: Vec<u64> = bench.gate.peek(&request).iter().map(|one| one.decision().used()).collect();
     assert_eq!(used, [0, 6]);
 }
 
@@ -317,7 +322,7 @@ fn named_costs_are_held_and_settled_where_they_count() {
     let usage = || {
         let request = Request::new();
         let decisions = bench.gate.peek(&request);
-        decisions.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+        decisions.iter().map(|one| (one.decision().used(), one.decision().held())).collect::<Vec<_>>()
     };
     assert_eq!(usage(), [(0, 900), (0, 4096), (0, 4996)]);
     bench.gate.settle(&ticket, [("input", 900), ("output", 100)]).unwrap();

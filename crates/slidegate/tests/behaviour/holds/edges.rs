@@ -29,7 +29,7 @@ fn a_reservation_of_nothing_takes_no_place() {
     let gate = Gate::with_memory(PolicySet::new([policy]).unwrap(), store);
     let is_reserved = |user: &str, cost: u64| {
         let request = Request::new().with("user", user).with_cost(cost);
-        gate.reserve(&request).is_allowed()
+        gate.reserve(&request).decisions().is_allowed()
     };
     assert!(is_reserved("a", 1) && is_reserved("b", 1));
     assert_eq!(
@@ -47,13 +47,13 @@ fn a_settlement_in_parts_keeps_its_hold_in_a_full_store() {
     let gate = Gate::with_memory(PolicySet::new([policy]).unwrap(), store);
     let requests = ["a", "b"].map(|user| Request::new().with("user", user).with_cost(5));
     let tickets = requests.each_ref().map(|request| gate.reserve(request).into_ticket().unwrap());
-    assert!(!gate.reserve(&Request::new().with("user", "c")).is_allowed(), "it is full");
+    assert!(!gate.reserve(&Request::new().with("user", "c")).decisions().is_allowed(), "it is full");
     gate.settle_so_far(&tickets[0], 2).unwrap();
     let peeked = gate.peek(&requests[0]);
     let of_key = peeked.iter().next().unwrap();
-    assert_eq!((of_key.used(), of_key.held()), (2, 3));
+    assert_eq!((of_key.decision().used(), of_key.decision().held()), (2, 3));
     assert_eq!(gate.settle(&tickets[0], 4).unwrap().status(), HoldStatus::Changed);
-    assert_eq!(gate.peek(&requests[0]).iter().next().unwrap().used(), 4);
+    assert_eq!(gate.peek(&requests[0]).iter().next().unwrap().decision().used(), 4);
 }
 
 /// An extension asks for what it adds, on every key of the reservation, and is for all of them or none.
@@ -85,7 +85,7 @@ fn waits_of_a_key_with_holds_reach_to_the_end_of_their_charges() {
         let request = Request::new();
         let peeked = bench.gate.peek(&request);
         let one = peeked.iter().next().unwrap();
-        (one.reset_after(), one.frees_after())
+        (one.decision().reset_after(), one.decision().frees_after())
     };
     bench.at(secs(5));
     let ticket = bench.reserve(4, secs(30));
@@ -117,7 +117,11 @@ fn a_cancellation_gives_back_while_the_charge_counts() {
         let first = bench.gate.peek(&request);
         let first = first.iter().next().unwrap();
         // That it has ended is remembered, and uses nothing.
-        assert_eq!((first.used(), first.held(), first.reset_after()), (0, 0, Duration::ZERO), "{algorithm}");
+        assert_eq!(
+            (first.decision().used(), first.decision().held(), first.decision().reset_after()),
+            (0, 0, Duration::ZERO),
+            "{algorithm}"
+        );
         // A window later only the other request counts.
         let bench = new();
         let ticket = bench.reserve(5, secs(300));
@@ -136,6 +140,6 @@ fn nothing_is_refunded_under_a_limit_on_what_is_in_flight() {
     let bench = Bench::under(Quota::in_flight(3, secs(10)).unwrap());
     let _ = bench.reserve(1, secs(10));
     let request = Request::new();
-    assert_eq!(bench.gate.refund(&request).iter().next().unwrap().cost(), 0);
+    assert_eq!(bench.gate.refund(&request).iter().next().unwrap().decision().cost(), 0);
     assert_eq!(bench.usage(), (0, 1, 2));
 }

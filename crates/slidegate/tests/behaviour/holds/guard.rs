@@ -23,7 +23,7 @@ fn gate(unsettled: Unsettled) -> Arc<Gate> {
 fn state(gate: &Gate) -> [u64; 3] {
     let request = Request::new();
     let peeked = gate.peek(&request);
-    let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
+    let all: Vec<_> = peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect();
     [all[0].0, all[0].1, all[1].1]
 }
 

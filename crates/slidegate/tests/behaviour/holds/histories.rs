@@ -155,7 +155,7 @@ impl History {
             }
             Step::Penalize(cost) => {
                 let request = Request::new().with_cost(cost);
-                let charged = self.bench.gate.penalize(&request).iter().next().unwrap().cost();
+                let charged = self.bench.gate.penalize(&request).iter().next().unwrap().decision().cost();
                 assert_eq!(charged, self.model.used.penalize(now, cost));
             }
             Step::Settle(at, cost) => self.settle(at, cost, false),
@@ -235,7 +235,7 @@ impl History {
             assert_eq!(settled.status(), expected, "settle {cost}");
             let known = if self.model.unsettled == Unsettled::Charge { made.amount } else { 0 };
             let late = if is_over { cost.saturating_sub(known.max(made.charged_late)) } else { 0 };
-            assert_eq!(only(&settled).cost(), self.model.used.penalize(now, late));
+            assert_eq!(only(&settled).decision().cost(), self.model.used.penalize(now, late));
             if is_over {
                 made.charged_late = made.charged_late.max(cost);
             }
@@ -252,7 +252,7 @@ impl History {
         } else {
             self.model.holds.retain(|hold| hold.ticket != at);
         }
-        assert_eq!(only(&settled).cost(), self.model.used.penalize(now, charged));
+        assert_eq!(only(&settled).decision().cost(), self.model.used.penalize(now, charged));
     }
 
     fn extend(&mut self, at: usize, cost: Option<u64>) {

@@ -11,7 +11,7 @@ fn in_flight(limit: u64, lease: Duration) -> Bench {
 fn take(bench: &Bench) -> Result<Ticket, Option<Duration>> {
     let request = Request::new();
     let reserved = bench.gate.reserve(&request);
-    let wait = reserved.strictest().unwrap().retry_after();
+    let wait = reserved.decisions().strictest().unwrap().decision().retry_after();
     reserved.into_ticket().ok_or(wait)
 }
 
@@ -88,7 +88,7 @@ fn a_check_asks_for_a_permit_and_takes_none() {
     }
     let _permit = take(&bench).unwrap();
     let denied = bench.gate.check(&request);
-    assert_eq!(denied.strictest().unwrap().retry_after(), Some(secs(10)));
+    assert_eq!(denied.strictest().unwrap().decision().retry_after(), Some(secs(10)));
     assert!(bench.gate.penalize(&request).is_allowed() && bench.gate.refund(&request).is_allowed());
     assert_eq!(bench.usage(), (0, 1, 0));
 }
@@ -143,7 +143,7 @@ fn threads_never_run_more_than_the_limit_at_once() {
     });
     assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
     let request = Request::new();
-    assert_eq!(gate.peek(&request).strictest().unwrap().held(), 0);
+    assert_eq!(gate.peek(&request).strictest().unwrap().decision().held(), 0);
 }
 
 /// Workers whose lease was too short all report late: that must not keep others from starting.
@@ -154,7 +154,7 @@ fn permits_that_are_given_back_late_take_no_room() {
     bench.at(secs(11));
     for ticket in &late {
         let settled = bench.settle(ticket, 1);
-        assert_eq!((settled.status(), only(&settled).cost()), (HoldStatus::Expired, 0));
+        assert_eq!((settled.status(), only(&settled).decision().cost()), (HoldStatus::Expired, 0));
     }
     let taken = (0..1001).map(|_| take(&bench).is_ok()).filter(|is_taken| *is_taken).count();
     assert_eq!(taken, 1000);

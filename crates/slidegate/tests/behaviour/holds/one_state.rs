@@ -53,7 +53,7 @@ const WINDOW_US: u64 = 60_000;
 
 fn usage(bench: &Bench) -> Vec<(u64, u64)> {
     let request = Request::new();
-    bench.gate.peek(&request).iter().map(|one| (one.used(), one.held())).collect()
+    bench.gate.peek(&request).iter().map(|one| (one.decision().used(), one.decision().held())).collect()
 }
 
 /// Carries out a history, and compares the requests that count with a list of them.

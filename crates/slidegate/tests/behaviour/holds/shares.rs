@@ -22,7 +22,7 @@ fn gate(max_keys: usize) -> (Gate, ManualClock) {
 fn reserve(gate: &Gate, policy: &str, user: &str, ttl_ms: u64) -> Result<Ticket, Option<Reason>> {
     let request = Request::new().with("user", user).under(policy);
     let reserved = gate.reserve_for(&request, std::time::Duration::from_millis(ttl_ms)).unwrap();
-    let reason = reserved.strictest().unwrap().reason();
+    let reason = reserved.decisions().strictest().unwrap().decision().reason();
     reserved.into_ticket().ok_or(reason)
 }
 
@@ -60,7 +60,7 @@ fn reservations_that_are_over_take_no_room() {
     let request = Request::new().with("user", "attacker-7").under("attacked");
     let decisions = gate.peek(&request);
     let first = decisions.iter().next().unwrap();
-    assert_eq!((first.used(), first.held()), (3, 0));
+    assert_eq!((first.decision().used(), first.decision().held()), (3, 0));
 }
 
 /// A reservation that finds no room must not search the whole store, and the next one goes on.

@@ -68,7 +68,7 @@ fn run(mut quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseErr
                 model.settle(now);
                 let peeked = gate.peek(&key);
                 let peeked = peeked.strictest().unwrap();
-                prop_assert_eq!(peeked.used(), model.used_at(now));
+                prop_assert_eq!(peeked.decision().used(), model.used_at(now));
                 continue;
             }
             Step::Check(cost) => {

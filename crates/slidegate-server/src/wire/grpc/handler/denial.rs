@@ -17,8 +17,9 @@ pub(super) struct CallDenial<'d> {
 impl CallDenial<'_> {
     /// Why it denies.
     pub(super) fn reason(&self) -> Reason {
-        let of_blocked = if self.decision.is_blocked() { Reason::Blocked } else { Reason::OverLimit };
-        self.decision.reason().unwrap_or(of_blocked)
+        let of_blocked =
+            if self.decision.decision().is_blocked() { Reason::Blocked } else { Reason::OverLimit };
+        self.decision.decision().reason().unwrap_or(of_blocked)
     }
 
     /// The `retry-after` headers for these options.
@@ -36,18 +37,18 @@ impl CallDenial<'_> {
     /// configured otherwise. The body and metadata carry what the code cannot.
     pub(super) fn store_unavailable_body(&self) -> Option<String> {
         let one = &self.decision;
-        let problem = Problem::of_one(one.policy().name(), one.quota(), one);
+        let problem = Problem::of_one(one.policy().name(), one.quota(), one.decision());
         problem.filter(|_| self.reason() == Reason::StoreUnavailable).map(|problem| problem.to_json())
     }
 }
 
 /// How long a denied request has to wait; `None` if waiting does not help.
 pub(super) fn wait(one: &PolicyDecision<'_>) -> Option<Duration> {
-    match (one.is_denied(), one.is_blocked()) {
-        (true, _) => one.retry_after(),
+    match (one.decision().is_denied(), one.decision().is_blocked()) {
+        (true, _) => one.decision().retry_after(),
         // 0 hits under a shadow policy.
-        (false, true) => one.frees_after(),
-        (false, false) => Some(one.reset_after()),
+        (false, true) => one.decision().frees_after(),
+        (false, false) => Some(one.decision().reset_after()),
     }
 }
 

@@ -24,9 +24,9 @@ pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {
         ("key", one.key().to_string().into()),
         ("why", explanation::one(one).into()),
         ("reason", denial.reason().name().into()),
-        ("source", one.source().name().into()),
+        ("source", one.decision().source().name().into()),
         ("descriptor", denial.descriptor.into()),
-        ("limit", one.limit().into()),
+        ("limit", one.decision().limit().into()),
         ("retry_after_ms", wait(one).map(millis_ceil).into()),
     ])
 }

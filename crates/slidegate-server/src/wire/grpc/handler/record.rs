@@ -16,19 +16,21 @@ pub(super) fn statistics<'d>(
 ) {
     let mut is_degraded = false;
     for (descriptor, one) in decided.filter(|(_, one)| one.verb() != Verb::Refund) {
-        is_degraded |=
-            matches!(one.source(), DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny);
+        is_degraded |= matches!(
+            one.decision().source(),
+            DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny
+        );
         let DescriptorTarget::Limit { limit, .. } = &targets[descriptor] else { continue };
         // `used` includes the charge. Descriptors that share a key are each recorded as the last
         // one.
-        let charged = if one.cost() > 0 { one.asked().ceil() } else { 0 };
+        let charged = if one.decision().cost() > 0 { one.asked().ceil() } else { 0 };
         let hits = RecordedHits {
             hits: one.asked().ceil(),
-            before: one.used().saturating_sub(charged),
-            limit: one.limit(),
+            before: one.decision().used().saturating_sub(charged),
+            limit: one.decision().limit(),
             is_over: is_over(&one),
             is_shadow: !one.policy().options().enforced,
-            source: one.source(),
+            source: one.decision().source(),
         };
         limit.record(statistics, &hits);
     }

@@ -82,7 +82,8 @@ impl<'d> CallOutcome<'d> {
 }
 
 fn keep_stricter<'d>(known: &mut Option<CallDenial<'d>>, new: CallDenial<'d>) {
-    if known.as_ref().is_none_or(|known| new.decision.is_stricter_than(&known.decision)) {
+    if known.as_ref().is_none_or(|known| new.decision.decision().is_stricter_than(known.decision.decision()))
+    {
         *known = Some(new);
     }
 }
@@ -90,7 +91,7 @@ fn keep_stricter<'d>(known: &mut Option<CallDenial<'d>>, new: CallDenial<'d>) {
 /// Whether a descriptor is over its limit. A blocked key always is, even for 0 hits under a shadow
 /// policy.
 pub(super) fn is_over(one: &PolicyDecision<'_>) -> bool {
-    one.is_denied() || one.is_blocked()
+    one.decision().is_denied() || one.decision().is_blocked()
 }
 
 /// The next descriptor's binding decision and index: its strictest enforced policy, or its
@@ -100,7 +101,8 @@ fn next_binding<'d>(decided: &mut Peekable<impl Iterator<Item = Decided<'d>>>) -
     // Decisions of a descriptor are adjacent.
     while let Some((_, one)) = decided.next_if(|(of, _)| *of == descriptor) {
         let (known_binds, binds) = (known.policy().options().enforced, one.policy().options().enforced);
-        if binds && !known_binds || binds == known_binds && one.is_stricter_than(&known) {
+        if binds && !known_binds || binds == known_binds && one.decision().is_stricter_than(known.decision())
+        {
             known = one;
         }
     }
@@ -112,15 +114,15 @@ fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool
     let (name, remaining) = match target {
         // A denied request leaves what remains, but envoyproxy/ratelimit reports 0.
         DescriptorTarget::Limit { limit, .. } => {
-            (limit.rule.name.as_str(), if is_over { 0 } else { one.remaining() })
+            (limit.rule.name.as_str(), if is_over { 0 } else { one.decision().remaining() })
         }
         // A shadow policy reports 0 if it would deny, although a smaller cost might fit.
-        _ => (one.policy().name(), if is_over && !is_enforced { 0 } else { one.remaining() }),
+        _ => (one.policy().name(), if is_over && !is_enforced { 0 } else { one.decision().remaining() }),
     };
     let limit = RateLimit {
         name: name.to_owned(),
         // Usually the policy's limit; a key may have an override.
-        requests_per_unit: narrow(one.limit()),
+        requests_per_unit: narrow(one.decision().limit()),
         // 0 is UNKNOWN.
         unit: Unit::of(one.quota()).map_or(0, Unit::number),
     };
@@ -137,7 +139,11 @@ fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool
 /// Time until a denied client may retry, otherwise until the whole limit is available again. In a
 /// fixed window both are the window's end.
 fn until_reset(one: &PolicyDecision<'_>, is_over: bool) -> Duration {
-    if is_over { wait(one).unwrap_or_else(|| one.reset_after()) } else { one.reset_after() }
+    if is_over {
+        wait(one).unwrap_or_else(|| one.decision().reset_after())
+    } else {
+        one.decision().reset_after()
+    }
 }
 
 /// Saturates a number to 32 bits.
