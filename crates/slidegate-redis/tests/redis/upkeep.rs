@@ -50,7 +50,7 @@ fn a_refund_or_a_reset_ends_cached_denials_in_every_instance() {
             until_cached(&here, &request).await;
             match give_room {
                 "refund" => {
-                    assert_eq!(there.refund(&request).await.iter().next().unwrap().decision().cost(), 1)
+                    assert_eq!(there.refund(&request).await.iter().next().unwrap().decision().cost(), 1);
                 }
                 _ => assert!(there.reset(&request).await.unwrap()),
             }

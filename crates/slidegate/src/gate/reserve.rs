@@ -1,7 +1,6 @@
 //! Reservations: cost is held until the true cost is known, then settled, extended or cancelled.
 
 use std::hash::{DefaultHasher, Hasher};
-use std::ops::Deref;
 use std::slice;
 use std::time::Duration;
 

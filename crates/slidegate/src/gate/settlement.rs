@@ -1,7 +1,5 @@
 //! The outcome of a reservation's change, per key.
 
-use std::ops::Deref;
-
 use smallvec::SmallVec;
 
 use crate::amount::Amount;
