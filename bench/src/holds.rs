@@ -68,7 +68,7 @@ fn gate(keys: u32, open: u32) -> Gate {
         for _ in 0..open {
             // Open for an hour.
             let reserved = gate.reserve_for(&request, std::time::Duration::from_secs(3600));
-            assert!(reserved.expect("an hour is allowed").is_allowed());
+            assert!(reserved.expect("an hour is allowed").decisions().is_allowed());
         }
     }
     gate

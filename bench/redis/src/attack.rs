@@ -93,7 +93,7 @@ impl Round {
                     let request = Request::new().with("user", "client");
                     let decisions = gate.check(&request).await;
                     latencies.push(start.elapsed().as_secs_f64() * 1e3);
-                    let source = decisions.strictest().map(|one| one.source());
+                    let source = decisions.strictest().map(|one| one.decision().source());
                     fallbacks += u64::from(source != Some(DecisionSource::Store));
                 }
                 (latencies, fallbacks)

@@ -147,10 +147,10 @@ impl Engine {
         let options = HoldOptions { ttl, id: call.id.as_deref() };
         let requests = slice::from_ref(&request);
         let reserved = with_gate!(self, gate => gate.reserve_all(requests, options).await)?;
-        if let Some(error) = reserved.error() {
+        if let Some(error) = reserved.decisions().error() {
             return Err(error.into());
         }
-        let answer = Answer::new(&reserved, call.wants_headers.then_some(&self.headers));
+        let answer = Answer::new(reserved.decisions(), call.wants_headers.then_some(&self.headers));
         Ok(answer.with_ticket(reserved.ticket()))
     }
 
