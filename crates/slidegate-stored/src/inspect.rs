@@ -42,6 +42,11 @@ fn inspect_open<'v, S: Stored<'v>>(
     if quota.algorithm().setting() == Setting::Slots && sum != key.used(quota).into() {
         return Err(Unusable::damaged("the sum of its runs is not its usage"));
     }
+    let held: u128 = holds.iter().map(|hold| u128::from(hold.held)).sum();
+    is_sound(&holds)?;
+    if held != holds.sum().into() {
+        return Err(Unusable::damaged("its holds do not add up"));
+    }
     let (mut found, holds) = inspect_with_holds(key.state.clone(), holds, quota, (now, now), cost);
     let open = |hold: Hold| OpenHold {
         id: hold.id,
@@ -51,7 +56,6 @@ fn inspect_open<'v, S: Stored<'v>>(
         unsettled: hold.unsettled,
     };
     found.holds = holds.iter().filter(|hold| !hold.has_ended).map(open).collect();
-    is_sound(&holds)?;
     found.holds.sort_by_key(|hold| hold.until);
     Ok(found)
 }

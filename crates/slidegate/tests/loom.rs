@@ -84,8 +84,11 @@ fn requests_that_meet_under_two_policies_are_charged_on_both_or_none() {
             let theirs = thread.join().unwrap();
             assert!(mine != theirs, "one of two under a limit of one for all");
             for (user, admitted) in names.iter().zip([theirs, mine]) {
-                let used: Vec<_> =
-                    gate.peek(&Request::new().with("user", user)).iter().map(|one| one.used()).collect();
+                let used: Vec<_> = gate
+                    .peek(&Request::new().with("user", user))
+                    .iter()
+                    .map(|one| one.decision().used())
+                    .collect();
                 assert_eq!(used, [u64::from(admitted), 1]);
             }
         });
@@ -168,7 +171,7 @@ fn requests_that_meet_a_change_of_the_policies_are_all_counted() {
                 let change = format!("{algorithm}, {old:?} to {new:?}");
                 assert!((1..=old.0.max(new.0)).contains(&admitted), "{change}: {admitted}");
                 let request = Request::new().with("user", "key");
-                let used = gate.peek(&request).strictest().unwrap().used();
+                let used = gate.peek(&request).strictest().unwrap().decision().used();
                 assert_eq!(used, admitted, "{change}");
             });
         }
