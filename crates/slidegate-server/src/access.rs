@@ -85,7 +85,7 @@ impl<'r> Credentials<'r> {
 
 /// The operator: the token's name, or `loopback` or `unix socket`; and the token's restriction.
 #[derive(Debug, Clone)]
-pub(crate) struct By(pub(crate) String, pub(crate) Limited);
+pub(crate) struct Operator(pub(crate) String, pub(crate) Limited);
 
 /// The read restriction of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +160,7 @@ impl Access {
         uri: &Uri,
         wanted: Right,
         connection: Connection,
-    ) -> Result<By, Problem> {
+    ) -> Result<Operator, Problem> {
         let credentials = Credentials::over_http(request, connection.peer);
         self.operator_with(&credentials, request, uri, (wanted, connection))
     }
@@ -171,7 +171,7 @@ impl Access {
         request: &HeaderMap,
         uri: &Uri,
         (wanted, connection): (Right, Connection),
-    ) -> Result<By, Problem> {
+    ) -> Result<Operator, Problem> {
         let rules = self.rules.load();
         if !rules.tokens.is_empty() {
             let token = self.token(&rules, credentials, wanted)?;
@@ -183,7 +183,7 @@ impl Access {
                 )));
             }
             let limited = if token.key.is_some() { Limited::ToOneKey } else { Limited::No };
-            return Ok(By(token.name.clone(), limited));
+            return Ok(Operator(token.name.clone(), limited));
         }
         if !connection.is_local {
             return Err(forbidden(format!(
@@ -199,7 +199,7 @@ impl Access {
             ));
         }
         let name = if connection.peer.is_some() { "loopback" } else { "unix socket" };
-        Ok(By(name.to_owned(), Limited::No))
+        Ok(Operator(name.to_owned(), Limited::No))
     }
 
     /// Whether a request to a public route may see data that needs a token. A request without a token is not

@@ -10,12 +10,12 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use exposition::Format;
-use parts::{Shared, off, policy};
+use parts::{off, policy};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::access::{self, Grant, Limited};
-use crate::control::state::Admin;
+use crate::control::state::{Admin, AdminState};
 use crate::engine::App;
 use crate::record::events::{EVENTS_KEPT, Event, Filter};
 use crate::shares::Share;
@@ -52,7 +52,7 @@ pub(crate) fn metrics_route(admin: Arc<Admin>) -> MethodRouter {
     get(metrics).with_state(admin)
 }
 
-async fn metrics(State(admin): Shared, headers: HeaderMap) -> Result<Response, Problem> {
+async fn metrics(State(admin): AdminState, headers: HeaderMap) -> Result<Response, Problem> {
     if !admin.app.observer().options.metrics {
         return Err(off("metrics"));
     }
@@ -66,9 +66,9 @@ async fn metrics(State(admin): Shared, headers: HeaderMap) -> Result<Response, P
 }
 
 async fn events(
-    State(admin): Shared,
+    State(admin): AdminState,
     Extension(grant): Extension<Grant>,
-    Extension(by): Extension<access::By>,
+    Extension(by): Extension<access::Operator>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -100,9 +100,9 @@ pub(crate) struct Events<'a> {
 }
 
 async fn live(
-    State(admin): Shared,
+    State(admin): AdminState,
     Extension(grant): Extension<Grant>,
-    Extension(by): Extension<access::By>,
+    Extension(by): Extension<access::Operator>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     Parameters::of(&uri)?.nothing_else("nothing")?;
@@ -127,7 +127,7 @@ fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
 }
 
 /// Reserves a stream. Customers have their own quota of streams, so operators always get in.
-fn permit(app: &App, access::By(name, limited): &access::By) -> Result<Share<String>, Problem> {
+fn permit(app: &App, access::Operator(name, limited): &access::Operator) -> Result<Share<String>, Problem> {
     let [operators, keys] = &app.observer().streams;
     let streams = if *limited == Limited::ToOneKey { keys } else { operators };
     streams.take(name).ok_or_else(|| {

@@ -10,6 +10,9 @@ use crate::engine::App;
 use crate::record::HistoryReport;
 use crate::wire::ports::Listener;
 
+/// The state of the control plane's routes.
+pub(super) type AdminState = axum::extract::State<Arc<Admin>>;
+
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) app: Arc<App>,

@@ -17,7 +17,7 @@ use slidegate::{
     Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, clock::Timestamp, verb::Verb,
 };
 
-use super::ticket_change::{Changed, TicketChange};
+use super::ticket_change::{TicketChange, TicketChanged};
 use crate::config::{SharedStore, Storage};
 use crate::stores::AnyStore;
 
@@ -119,14 +119,14 @@ impl Store {
         &self,
         ticket: &Ticket,
         change: TicketChange<'_>,
-    ) -> Result<Changed, Error> {
+    ) -> Result<TicketChanged, Error> {
         let gate = &self.gate;
         let failure = match self.change_hold_now(ticket, change.clone()).await {
             Ok(settlement) => {
                 if settlement.status() == HoldStatus::Unknown {
                     self.unknown_tickets.fetch_add(1, Ordering::Relaxed);
                 }
-                return Ok(Changed::Now(settlement));
+                return Ok(TicketChanged::Now(settlement));
             }
             Err(failure) => failure,
         };
@@ -142,9 +142,9 @@ impl Store {
         };
         // Another change of it was queued meanwhile.
         if is_queued? {
-            Ok(Changed::Later)
+            Ok(TicketChanged::Later)
         } else {
-            self.change_hold_now(ticket, change).await.map(Changed::Now)
+            self.change_hold_now(ticket, change).await.map(TicketChanged::Now)
         }
     }
 

@@ -25,13 +25,13 @@ impl TicketChange<'_> {
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // it is read at once
-pub(crate) enum Changed {
+pub(crate) enum TicketChanged {
     Now(Settlement),
     /// The store did not reply. The change is resent until the hold expires.
     Later,
 }
 
-impl Changed {
+impl TicketChanged {
     /// The error for a ticket unknown to the store.
     pub(crate) const UNKNOWN: &str = "unknown ticket: another store made it, the store has lost it, its policies were \
                                       removed or count another unit, or its text was changed; nothing was charged or \

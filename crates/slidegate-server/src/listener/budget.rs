@@ -14,7 +14,7 @@ use super::counters::{ConnectionSpec, ProtocolConnections};
 use super::descriptors::Descriptors;
 use super::reasons::{CloseReason, RefusalReason};
 use super::refusal::Refusals;
-use super::table::{ConnectionCaps, Entry, Table};
+use super::table::{ConnectionCaps, OpenConnection, Table};
 use crate::log_limit::group_key;
 
 /// Minimum cap, however few file descriptors there are: enough to inspect and shut down.
@@ -36,7 +36,7 @@ pub(crate) struct ConnectionBudget {
 /// A place in the budget. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<OpenConnection>,
     budget: Arc<ConnectionBudget>,
 }
 

@@ -25,7 +25,7 @@ pub(super) type PeerKey = [u8; 16];
 
 /// An open connection.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct OpenConnection {
     id: u64,
     /// `None` on a Unix socket.
     peer: Option<PeerKey>,
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     is_listed: AtomicBool,
 }
 
-impl Entry {
+impl OpenConnection {
     /// Makes its next read or write fail. The first reason is kept.
     pub(super) fn close(&self, reason: CloseReason) {
         if self.closing.compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -83,7 +83,7 @@ pub(crate) struct ConnectionCaps {
 /// The open connections of all protocols.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    by_idle: BTreeMap<(Tick, u64), Arc<Entry>>,
+    by_idle: BTreeMap<(Tick, u64), Arc<OpenConnection>>,
     by_peer: BTreeSet<(PeerKey, Tick, u64)>,
     peers: HashMap<PeerKey, usize>,
     next_id: u64,
@@ -98,7 +98,7 @@ impl Table {
         protocol: &Arc<ProtocolConnections>,
         caps: ConnectionCaps,
         now: Tick,
-    ) -> Result<Arc<Entry>, RefusalReason> {
+    ) -> Result<Arc<OpenConnection>, RefusalReason> {
         let of_peer = peer.and_then(|peer| self.peers.get(&peer)).copied().unwrap_or(0);
         if of_peer >= caps.per_peer {
             self.shed(peer, now).ok_or(RefusalReason::Peer)?;
@@ -106,7 +106,7 @@ impl Table {
             self.shed(None, now).ok_or(RefusalReason::Total)?;
         }
         self.next_id += 1;
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(OpenConnection {
             id: self.next_id,
             peer,
             unfinished: Default::default(),
@@ -158,7 +158,7 @@ impl Table {
     }
 
     /// Removes a connection that has ended, or is about to.
-    pub(super) fn remove(&mut self, entry: &Entry) {
+    pub(super) fn remove(&mut self, entry: &OpenConnection) {
         if !entry.is_listed.swap(false, Ordering::Relaxed) {
             return;
         }
@@ -193,7 +193,7 @@ impl Table {
         self.by_idle.len()
     }
 
-    fn insert(&mut self, entry: Arc<Entry>, place: Tick) {
+    fn insert(&mut self, entry: Arc<OpenConnection>, place: Tick) {
         entry.place.store(place, Ordering::Relaxed);
         if let Some(peer) = entry.peer {
             self.by_peer.insert((peer, place, entry.id));
@@ -201,7 +201,7 @@ impl Table {
         self.by_idle.insert((place, entry.id), entry);
     }
 
-    fn take(&mut self, entry: &Entry) {
+    fn take(&mut self, entry: &OpenConnection) {
         let place = entry.place.load(Ordering::Relaxed);
         self.by_idle.remove(&(place, entry.id));
         if let Some(peer) = entry.peer {

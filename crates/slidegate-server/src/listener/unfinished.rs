@@ -15,7 +15,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 
 use super::budget::Slot;
 use super::reasons::CloseReason;
-use super::table::{Entry, PeerKey};
+use super::table::{OpenConnection, PeerKey};
 
 /// Maximum bytes over all connections of a protocol: a hundred of the largest requests.
 const MAX_BYTES: usize = 32 << 20;
@@ -47,7 +47,7 @@ struct HeldBytes {
     /// By connection id: since when it holds memory (as a sequence number) and how many bytes.
     connections: HashMap<u64, (u64, usize)>,
     /// By owner; the longest-waiting connection first.
-    by_wait: BTreeMap<(Owner, u64), Arc<Entry>>,
+    by_wait: BTreeMap<(Owner, u64), Arc<OpenConnection>>,
     next: u64,
 }
 
@@ -89,7 +89,7 @@ impl UnfinishedRequests {
     /// Counts a connection's current memory. Work is bounded: each connection that makes room holds more than
     /// [`OWN_BYTES`].
     #[cold]
-    fn count(&self, entry: &Arc<Entry>) -> Result<(), TooMuch> {
+    fn count(&self, entry: &Arc<OpenConnection>) -> Result<(), TooMuch> {
         let mut held = self.held();
         let counted = held.count(entry, &self.refused);
         if counted.is_err() {
@@ -104,7 +104,7 @@ impl UnfinishedRequests {
 }
 
 impl HeldBytes {
-    fn count(&mut self, entry: &Arc<Entry>, refused: &AtomicU64) -> Result<(), TooMuch> {
+    fn count(&mut self, entry: &Arc<OpenConnection>, refused: &AtomicU64) -> Result<(), TooMuch> {
         let bytes = entry.unfinished_bytes();
         let bytes = if bytes > OWN_BYTES { bytes } else { 0 };
         let known = self.connections.get(&entry.id()).copied();
@@ -142,7 +142,7 @@ impl HeldBytes {
     }
 
     /// Removes a connection. Returns the bytes it gave back.
-    fn forget(&mut self, entry: &Entry) -> usize {
+    fn forget(&mut self, entry: &OpenConnection) -> usize {
         let Some((since, bytes)) = self.connections.remove(&entry.id()) else { return 0 };
         self.by_wait.remove(&(entry.peer(), since));
         self.shares.give_back(&entry.peer(), bytes);

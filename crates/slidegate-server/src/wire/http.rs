@@ -3,6 +3,7 @@
 //! `http/openapi.json` describes every route. A test writes it from `http/openapi.rs` and the structs of bodies and
 //! responses, and another compares it with the routes.
 
+use axum::BoxError;
 use std::slice;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
 use http_body_util::Full;
-use reply::{Answered, Shared, call, ok, status_of, undecided};
+use reply::{AppAnswer, AppState, call, ok, status_of, undecided};
 use request::{MAX_BODY, RequestBody};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -47,8 +48,6 @@ mod text;
 
 /// The path of a check, the most frequent request.
 pub(super) const CHECK: &str = "/v1/check";
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// These routes and `others` on the same listener. `direct_paths` are served before the router.
 pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
@@ -84,14 +83,14 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
 }
 
 /// Counts malformed requests, of the routes that decide.
-async fn count_refused(State(app): Shared, response: HttpResponse) -> HttpResponse {
+async fn count_refused(State(app): AppState, response: HttpResponse) -> HttpResponse {
     app.observer().malformed.refused(Protocol::Http, response.status());
     response
 }
 
 /// `POST` of one request, with this verb.
 fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
-    post(async move |State(app): Shared, request: HttpRequest<Body>| -> Answered {
+    post(async move |State(app): AppState, request: HttpRequest<Body>| -> AppAnswer {
         by_body(&app, verb, request).await
     })
 }
@@ -109,7 +108,7 @@ pub(super) fn check(
     })
 }
 
-async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
+async fn check_by_query(State(app): AppState, uri: Uri, headers: HeaderMap) -> AppAnswer {
     let call = call(&app, &headers);
     let ask = RequestBody::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&app)?;
@@ -170,7 +169,7 @@ fn respond<O: From<Vec<u8>>>(
     Ok(response)
 }
 
-async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+async fn reset(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     idempotency::none(request.headers())?;
     let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
     let ask: RequestBody<'_> = json_body::parse(&bytes)?;
@@ -201,7 +200,7 @@ struct HealthBody {
 
 /// Readiness: see [`crate::engine::readiness`]. Addresses, errors and numbers are for those who may
 /// read the status.
-async fn readyz(State(app): Shared, request: HttpRequest<Body>) -> HttpResponse {
+async fn readyz(State(app): AppState, request: HttpRequest<Body>) -> HttpResponse {
     let ready = app.readiness.is_ready();
     let connection = Connection::of(request.extensions());
     let may_read = app.access.may_read(request.headers(), request.uri(), connection);

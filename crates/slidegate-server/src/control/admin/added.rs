@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use slidegate_config::policy::Mode;
 
 use super::apply::put_in_force;
-use crate::access::By;
+use crate::access::Operator;
 use crate::control::changes::{Cause, Counting, Refusal, Terms, What};
 use crate::control::state::Admin;
 use crate::wire::problem::Problem;
@@ -52,7 +52,7 @@ pub(super) const HOW_TO_ADD: &str = "to add one, say its `scope` as well";
 /// Adds a policy, or replaces an added one.
 pub(super) async fn add(
     admin: &Arc<Admin>,
-    by: &By,
+    by: &Operator,
     name: &str,
     keys: Map<String, Value>,
 ) -> Result<Response, Problem> {

@@ -14,13 +14,11 @@ use slidegate_config::policy::Mode;
 use slidegate_http::headers::millis_ceil;
 
 use super::reply::audit;
-use crate::access::By;
+use crate::access::Operator;
 use crate::config::quota_text;
 use crate::control::changes::{Cause, Counting, Document, Refusal, Terms, What};
 use crate::control::state::Admin;
 use crate::wire::problem::{self, Problem};
-
-type Answered = Result<Response, Problem>;
 
 /// Maximum policy names in an error.
 const MAX_LISTED: usize = 20;
@@ -28,11 +26,11 @@ const MAX_LISTED: usize = 20;
 /// Activates a policy's terms, unless the policy has changed since `document` was read.
 pub(super) async fn put_in_force(
     admin: &Arc<Admin>,
-    by: &By,
+    by: &Operator,
     (name, terms): (&str, &Terms),
     document: &Document,
     what: (What, &str),
-) -> Answered {
+) -> Result<Response, Problem> {
     let version = document.policies.get(name);
     let id = admin
         .control
@@ -88,7 +86,7 @@ impl Admin {
     }
 
     /// The response to an active change. Also writes its log line.
-    pub(super) fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
+    pub(super) fn changed(&self, by: &Operator, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit(by, action, policy, "", done);
         self.app.observer().mark_changed();
         problem::ok(&Changed { policy, change: id, done })

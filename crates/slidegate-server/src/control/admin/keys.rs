@@ -21,12 +21,12 @@ use slidegate_http::headers::millis_ceil;
 use super::apply::unknown;
 use super::key_state::{KeyBlock, KeyDone, KeyOverride, KeyState, ShownKey, ShownUsage};
 use super::reply::{InPath, audit, body};
-use crate::access::By;
+use crate::access::Operator;
 use crate::caller::Protocol;
 use crate::clock::{at_text, now_ms};
 use crate::config::quota_text;
 use crate::control::changes::{Document, KeyChange, KeyKind, KeyTerms};
-use crate::control::state::Admin;
+use crate::control::state::{Admin, AdminState};
 use crate::limits::MAX_COST;
 use crate::record::{self, Filter};
 use crate::wire::key_text::{KeyText, OF_MISSING};
@@ -38,9 +38,6 @@ use crate::wire::request::UNKNOWN;
 const MAX_DENIALS: usize = 20;
 /// Maximum duration of a block or override. Permanent ones belong in the config file.
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
-
-type Shared = State<Arc<Admin>>;
-type Answered = Result<Response, Problem>;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -212,22 +209,22 @@ impl Admin {
 }
 
 pub(super) async fn show(
-    State(admin): Shared,
+    State(admin): AdminState,
     InPath((policy, key)): InPath<(String, String)>,
     uri: Uri,
-) -> Answered {
+) -> Result<Response, Problem> {
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
     let state = admin.view(&target).await?;
     Ok(problem::ok(&ShownKey { policy: &target.policy, key: target.text_for_caller(), state }))
 }
 
 pub(super) async fn act(
-    State(admin): Shared,
+    State(admin): AdminState,
     InPath((policy, key, action)): InPath<(String, String, String)>,
     request: HttpRequest<Body>,
-) -> Answered {
+) -> Result<Response, Problem> {
     let uri = request.uri().clone();
-    let (by, given): (By, KeyAction) = body(request).await?;
+    let (by, given): (Operator, KeyAction) = body(request).await?;
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
     let done = match action.as_str() {
         "reset" => {
@@ -378,7 +375,7 @@ impl Admin {
         target: &KeyTarget,
         kind: KeyKind,
         until_ms: u64,
-        by: &By,
+        by: &Operator,
     ) -> Result<String, Problem> {
         let policy = target.policy();
         if candidate_of(&target.policy).is_some() {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -21,18 +20,15 @@ use slidegate_config::values::{Parsed, Window};
 use super::added;
 use super::apply::{Numbers, in_words, put_in_force, unknown};
 use super::reply::{InPath, body, bytes};
-use crate::access::By;
+use crate::access::Operator;
 use crate::clock::at_text;
 use crate::config::{counted_name, quota_text};
 use crate::control::changes::{Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What};
 use crate::control::fleet::{FleetView, PolicyTotals};
-use crate::control::state::Admin;
+use crate::control::state::{Admin, AdminState};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
-
-type Shared = State<Arc<Admin>>;
-type Answered = Result<Response, Problem>;
 
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Policies<'a> {
@@ -148,7 +144,7 @@ impl<'a> PolicyStatus<'a> {
     }
 }
 
-pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
+pub(super) async fn list(State(admin): AdminState, uri: Uri) -> Result<Response, Problem> {
     let mut query = Parameters::of(&uri)?;
     let instance = query.take("instance");
     query.nothing_else("instance")?;
@@ -238,10 +234,10 @@ fn with_borders_of(calendar: Calendar, other: Calendar) -> Calendar {
 }
 
 pub(super) async fn set(
-    State(admin): Shared,
+    State(admin): AdminState,
     InPath(name): InPath<String>,
     request: HttpRequest<Body>,
-) -> Answered {
+) -> Result<Response, Problem> {
     let (by, bytes) = bytes(request).await?;
     let mut keys = json_body::members(&bytes)?;
     if added::is_policy(&keys) {
@@ -283,11 +279,11 @@ pub(super) async fn set(
 }
 
 pub(super) async fn unset(
-    State(admin): Shared,
+    State(admin): AdminState,
     InPath(name): InPath<String>,
     request: HttpRequest<Body>,
-) -> Answered {
-    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+) -> Result<Response, Problem> {
+    let (by, Nothing {}): (Operator, Nothing) = body(request).await?;
     let (id, before) = admin
         .control
         .change(|document, now| {
@@ -305,11 +301,11 @@ pub(super) async fn unset(
 }
 
 pub(super) async fn promote(
-    State(admin): Shared,
+    State(admin): AdminState,
     InPath(name): InPath<String>,
     request: HttpRequest<Body>,
-) -> Answered {
-    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+) -> Result<Response, Problem> {
+    let (by, Nothing {}): (Operator, Nothing) = body(request).await?;
     // Omitted fields keep their current values, including changes made by other instances.
     admin.control.poll().await;
     let policies = admin.app.policies();
@@ -327,11 +323,11 @@ pub(super) async fn promote(
 }
 
 pub(super) async fn undo(
-    State(admin): Shared,
+    State(admin): AdminState,
     InPath(id): InPath<String>,
     request: HttpRequest<Body>,
-) -> Answered {
-    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+) -> Result<Response, Problem> {
+    let (by, Nothing {}): (Operator, Nothing) = body(request).await?;
     let id = match id.as_str() {
         "last" => None,
         number => Some(number.parse().map_err(|_| {
@@ -352,7 +348,7 @@ pub(super) async fn undo(
     Ok(admin.changed(&by, "undo", &change.policy, change.id, &done))
 }
 
-pub(super) async fn changes(State(admin): Shared) -> Response {
+pub(super) async fn changes(State(admin): AdminState) -> Response {
     let ControlStatus { id, document, .. } = admin.control.status();
     let changes = document.changes.iter().rev().map(|change| {
         let Change { id, at_ms, by, policy, what, before, after } = change;

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
 use serde::de::DeserializeOwned;
 
-use crate::access::By;
+use crate::access::Operator;
 use crate::control::changes::{Cause, Refusal};
 use crate::wire::json_body;
 use crate::wire::problem::Problem;
@@ -44,20 +44,20 @@ impl From<Refusal> for Problem {
 }
 
 /// The operator and the parsed body; an empty body is `{}`.
-pub(super) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<(By, T), Problem> {
+pub(super) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<(Operator, T), Problem> {
     let (by, bytes) = bytes(request).await?;
     Ok((by, json_body::parse(&bytes)?))
 }
 
 /// The operator and the unparsed body.
-pub(super) async fn bytes(request: Request<Body>) -> Result<(By, Bytes), Problem> {
-    let by = request.extensions().get::<By>().cloned().expect("the middleware inserts the operator");
+pub(super) async fn bytes(request: Request<Body>) -> Result<(Operator, Bytes), Problem> {
+    let by = request.extensions().get::<Operator>().cloned().expect("the middleware inserts the operator");
     let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
     let bytes = if bytes.trim_ascii().is_empty() { Bytes::from_static(b"{}") } else { bytes };
     Ok((by, bytes))
 }
 
 /// Writes the audit log line of a change: who changed which limit and how. Never contains a token.
-pub(super) fn audit(by: &By, action: &str, policy: &str, key: &str, detail: &str) {
+pub(super) fn audit(by: &Operator, action: &str, policy: &str, key: &str, detail: &str) {
     tracing::info!(target: "slidegate::audit", by = by.0, action, policy, key, detail, "changed");
 }

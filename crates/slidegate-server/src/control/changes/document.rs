@@ -177,16 +177,16 @@ impl KeyKind {
 
 /// Identifies a change of a key: policy name, key, and whether it is a block. There is at most one
 /// change of each.
-pub(super) type Slot<'d> = (&'d str, &'d str, bool);
+pub(super) type ChangeSlot<'d> = (&'d str, &'d str, bool);
 
 impl KeyChange {
-    pub(super) fn slot(&self) -> Slot<'_> {
+    pub(super) fn slot(&self) -> ChangeSlot<'_> {
         (&self.policy, &self.key, self.kind == KeyKind::Block)
     }
 }
 
 impl ClearedKey {
-    pub(super) fn slot(&self) -> Slot<'_> {
+    pub(super) fn slot(&self) -> ChangeSlot<'_> {
         (&self.policy, &self.key, self.is_block)
     }
 }

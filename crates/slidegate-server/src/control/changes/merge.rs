@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::document::{Change, ClearedKey, Document, KeyChange, Slot, What};
+use super::document::{Change, ChangeSlot, ClearedKey, Document, KeyChange, What};
 use super::terms::Terms;
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -19,10 +19,10 @@ enum KeyRegister<'d> {
 }
 
 /// The registers of all keys of a document.
-type KeyRegisters<'d> = BTreeMap<Slot<'d>, KeyRegister<'d>>;
+type KeyRegisters<'d> = BTreeMap<ChangeSlot<'d>, KeyRegister<'d>>;
 
 impl<'d> KeyRegister<'d> {
-    fn slot(&self) -> Slot<'d> {
+    fn slot(&self) -> ChangeSlot<'d> {
         match self {
             Self::Set(change) => change.slot(),
             Self::Cleared(cleared) => cleared.slot(),

@@ -1,16 +1,10 @@
 //! What the pages share: their state, the choice of a policy, and the error of those that are off.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::http::StatusCode;
 
-use crate::control::state::Admin;
 use crate::engine::App;
 use crate::wire::problem::Problem;
 use crate::wire::query::Parameters;
-
-pub(super) type Shared = State<Arc<Admin>>;
 
 /// The requested policy, which must be active.
 pub(super) fn policy(query: &mut Parameters, app: &App) -> Result<Option<String>, Problem> {

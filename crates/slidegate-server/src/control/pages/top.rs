@@ -11,8 +11,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::key_usage::{self, BlockedKey, KeyUsage};
-use super::parts::{Shared, off, policy};
+use super::parts::{off, policy};
 use crate::control::fleet::FleetView;
+use crate::control::state::AdminState;
 use crate::engine::App;
 use crate::engine::explanation::time;
 use crate::record::observer::Observer;
@@ -28,7 +29,7 @@ const MAX_KEYS: usize = 1000;
 /// A key with its policy.
 type Counted<'r> = (&'r String, &'r KeyCount);
 
-pub(super) async fn top(State(admin): Shared, uri: Uri) -> Result<Response, Problem> {
+pub(super) async fn top(State(admin): AdminState, uri: Uri) -> Result<Response, Problem> {
     let app = &admin.app;
     let observer = app.observer();
     if !observer.options.top {

@@ -9,7 +9,7 @@ use slidegate::{
 
 use super::{Call, Engine};
 use crate::engine::open_reservations::Due;
-use crate::engine::ticket_change::{Changed, TicketChange};
+use crate::engine::ticket_change::{TicketChange, TicketChanged};
 use crate::log_limit::log_limited;
 use crate::record::HoldOutcome;
 
@@ -64,7 +64,11 @@ impl Call<'_> {
     ///
     /// # Errors
     /// A shared store did not reply: the change may or may not be made.
-    pub(crate) async fn change(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Changed, Error> {
+    pub(crate) async fn change(
+        &self,
+        ticket: &Ticket,
+        change: TicketChange<'_>,
+    ) -> Result<TicketChanged, Error> {
         self.count(1);
         self.change_one(ticket, change).await
     }
@@ -78,19 +82,19 @@ impl Call<'_> {
         &self,
         tickets: &[Ticket],
         extension: &Extension<'_>,
-    ) -> Result<Vec<Changed>, Error> {
+    ) -> Result<Vec<TicketChanged>, Error> {
         self.count(tickets.len());
         let extend = || TicketChange::Extend(extension.clone());
         let changed = tickets.iter().map(|ticket| self.change_one(ticket, extend()));
         join_all(changed).await.into_iter().collect()
     }
 
-    async fn change_one(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Changed, Error> {
+    async fn change_one(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<TicketChanged, Error> {
         let outcome = outcome_of(&change);
         let is_last = change.is_last();
         let changed = self.engine.store.change_hold(ticket, change).await?;
         let is_unknown =
-            matches!(&changed, Changed::Now(settlement) if settlement.status() == HoldStatus::Unknown);
+            matches!(&changed, TicketChanged::Now(settlement) if settlement.status() == HoldStatus::Unknown);
         let open = &self.engine.open_reservations;
         let noted = open.keys(ticket.id());
         if is_unknown {
@@ -98,7 +102,7 @@ impl Call<'_> {
         } else if is_last {
             open.remove(ticket.id());
         }
-        let Changed::Now(settlement) = &changed else { return Ok(changed) };
+        let TicketChanged::Now(settlement) = &changed else { return Ok(changed) };
         if !is_last {
             open.change(settlement);
         }

@@ -3,6 +3,7 @@
 //! A message is passed on when complete: until then nothing is decoded, and no buffer is allocated for the
 //! announced length. A call that arrives at once, as from proxies, is not counted.
 
+use axum::BoxError;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,8 +27,6 @@ pub(super) const OWN_BYTES: usize = 2 * CALL_BYTES;
 const PREFIX_BYTES: usize = 5;
 /// The field that tonic reads.
 const ENCODING: &str = "grpc-encoding";
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Memory held by the calls of one connection.
 #[derive(Debug)]

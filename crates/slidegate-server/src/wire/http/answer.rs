@@ -9,7 +9,7 @@ use slidegate::{Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Re
 use slidegate_http::headers::{Problem, millis_ceil};
 
 use crate::engine::explanation;
-use crate::engine::ticket_change::Changed;
+use crate::engine::ticket_change::TicketChanged;
 use crate::wire::key_text;
 use crate::wire::problem::json;
 
@@ -114,10 +114,10 @@ pub(super) fn queued() -> Vec<u8> {
 }
 
 /// The body for extensions of several.
-pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
+pub(super) fn settlements(extended: &[TicketChanged]) -> Vec<u8> {
     let reservations = extended.iter().map(|one| match one {
-        Changed::Now(settlement) => ChangeAnswer::new(settlement, true),
-        Changed::Later => ChangeAnswer::queued(),
+        TicketChanged::Now(settlement) => ChangeAnswer::new(settlement, true),
+        TicketChanged::Later => ChangeAnswer::queued(),
     });
     json(&Extended { reservations: reservations.collect() })
 }
@@ -359,7 +359,7 @@ impl TicketMembers {
 
 impl<'a> ChangeAnswer<'a> {
     fn queued() -> Self {
-        Self { outcome: Changed::QUEUED, ..Self::default() }
+        Self { outcome: TicketChanged::QUEUED, ..Self::default() }
     }
 
     fn new(settlement: &'a Settlement, goes_on: bool) -> Self {

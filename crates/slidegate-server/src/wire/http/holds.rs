@@ -17,11 +17,11 @@ use slidegate_http::headers::secs_ceil;
 use super::answer::{self, MAX_TICKETS, ReservationRequest};
 use super::cost::Cost;
 use super::idempotency;
-use super::reply::{Answered, JSON, Shared, call, ok, status_of, undecided};
+use super::reply::{AppAnswer, AppState, JSON, call, ok, status_of, undecided};
 use super::request::{MAX_BODY, ReserveBody, parse_ttl};
 use super::text::{Text, Ttl};
 use crate::engine::App;
-use crate::engine::ticket_change::{Changed, TicketChange};
+use crate::engine::ticket_change::{TicketChange, TicketChanged};
 use crate::listener::Connection;
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;
@@ -92,7 +92,7 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 4] {
     ]
 }
 
-async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+async fn reserve(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     let (head, body) = request.into_parts();
     let headers = head.headers;
     // Bound to its caller, so that a ticket is not given to who guesses the key.
@@ -122,7 +122,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     Ok(response)
 }
 
-async fn settle(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+async fn settle(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     let (headers, bytes) = body(request).await?;
     let ask: SettleBody<'_> = json_body::parse(&bytes)?;
     let ticket = read(&ask.ticket, "ticket")?;
@@ -130,7 +130,7 @@ async fn settle(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     change_one(&app, &headers, &ticket, change).await
 }
 
-async fn extend(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+async fn extend(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     let (headers, bytes) = body(request).await?;
     let ask: ExtendBody<'_> = json_body::parse(&bytes)?;
     let ttl = ask.ttl.as_ref().map(parse_ttl).transpose()?;
@@ -174,7 +174,7 @@ fn extension(hold: Option<slidegate::Cost<'_>>, ttl: Option<Duration>) -> Result
     extension.with_ttl(ttl).map_err(|error| Problem::field("ttl", error.to_string()))
 }
 
-async fn cancel(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+async fn cancel(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     let (headers, bytes) = body(request).await?;
     let ask: CancelBody<'_> = json_body::parse(&bytes)?;
     let ticket = read(&ask.ticket, "ticket")?;
@@ -198,7 +198,7 @@ fn failed(error: &Error) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
 }
 
-async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: TicketChange<'_>) -> Answered {
+async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: TicketChange<'_>) -> AppAnswer {
     let goes_on = !change.is_last();
     let cost_field = if matches!(change, TicketChange::Extend(_)) { "hold" } else { "cost" };
     let failed = |error: Error| match error.is_unknown_cost() {
@@ -206,11 +206,11 @@ async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: Tic
         false => failed(&error),
     };
     match call(app, headers).change(ticket, change).await.map_err(failed)? {
-        Changed::Now(settlement) if settlement.status() == HoldStatus::Unknown => {
-            Err(Problem::field("ticket", Changed::UNKNOWN).with_status(StatusCode::NOT_FOUND))
+        TicketChanged::Now(settlement) if settlement.status() == HoldStatus::Unknown => {
+            Err(Problem::field("ticket", TicketChanged::UNKNOWN).with_status(StatusCode::NOT_FOUND))
         }
-        Changed::Now(settlement) => Ok(respond(app, &settlement, goes_on)),
-        Changed::Later => {
+        TicketChanged::Now(settlement) => Ok(respond(app, &settlement, goes_on)),
+        TicketChanged::Later => {
             let mut response = ok(answer::queued());
             *response.status_mut() = StatusCode::ACCEPTED;
             Ok(response)

@@ -13,8 +13,8 @@ use crate::engine::decide::Call;
 use crate::wire::fields::NO_STORE;
 use crate::wire::problem::{self, Problem};
 
-pub(super) type Shared = State<Arc<App>>;
-pub(super) type Answered = Result<HttpResponse, Problem>;
+pub(super) type AppState = State<Arc<App>>;
+pub(super) type AppAnswer = Result<HttpResponse, Problem>;
 
 /// A call of an HTTP client, with the trace context of its request.
 pub(super) fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {

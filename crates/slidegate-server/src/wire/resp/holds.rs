@@ -13,7 +13,7 @@ use slidegate::{
 use super::answer;
 use super::reply::Reply;
 use crate::engine::decide::Call;
-use crate::engine::ticket_change::{Changed, TicketChange};
+use crate::engine::ticket_change::{TicketChange, TicketChanged};
 
 /// A command that reserves cost or changes a reservation.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ impl HoldCommand<'_> {
             Self::Change { ticket, change } => {
                 let goes_on = !change.is_last();
                 match call.change(&ticket, change).await {
-                    Ok(Changed::Now(settlement)) => write_settlement(&settlement, goes_on, reply),
-                    Ok(Changed::Later) => write_outcome(Changed::QUEUED, None, reply),
+                    Ok(TicketChanged::Now(settlement)) => write_settlement(&settlement, goes_on, reply),
+                    Ok(TicketChanged::Later) => write_outcome(TicketChanged::QUEUED, None, reply),
                     Err(error) if error.is_unknown_cost() => reply.error(format_args!("ERR {error}")),
                     Err(error) => reply.error(format_args!(
                         "UNAVAILABLE {error}; the change may or may not be made, and repeating it is safe"
