@@ -191,7 +191,7 @@ impl Entries for StoredEntries<'_> {
     fn drop_oldest(&mut self) {
         self.reduced = None;
         if self.in_ring() > 0 {
-            self.head = if self.head + 1 >= self.room { 0 } else { self.head + 1 };
+            self.head = self.head.checked_add(1).filter(|next| *next < self.room).unwrap_or(0);
         }
         self.len = self.len.saturating_sub(1);
     }
