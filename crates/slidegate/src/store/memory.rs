@@ -12,7 +12,7 @@ use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::{ChangedPolicy, Quota};
-use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, all_or_none};
+use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, decide};
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
@@ -143,14 +143,13 @@ impl LocalStore for MemoryStore {
         let mut locked = self.lock_charges(charges);
         let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
             || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
-        let (mut converted, mut decided) = (Vec::new(), StoreDecisions::default());
+        let mut converted = Vec::new();
         if has_inline && charges.iter().all(|charge| charge.part.verb == Verb::Refund) {
             let refund = |at: usize, verb, cost| {
                 let (data, call) = locked.key(at, charges[at].quota);
                 data.refund_in_own_window(&Call { verb, cost, ..call }, charges[at].instead_of)
             };
-            all_or_none(charges, refund, &mut decided.decisions);
-            return decided;
+            return decide(charges, refund);
         }
         if has_inline {
             for (at, charge) in charges.iter().enumerate() {
@@ -163,7 +162,7 @@ impl LocalStore for MemoryStore {
             let (data, call) = locked.key(at, charges[at].quota);
             data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
         };
-        all_or_none(charges, apply, &mut decided.decisions);
+        let decided = decide(charges, apply);
         if has_inline {
             for (at, charge) in charges.iter().enumerate() {
                 let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
