@@ -245,7 +245,7 @@ impl KeyReply {
         let mut numbers: SmallVec<[u64; 8]> = items(reply)?.iter().map(unsigned).collect::<Result<_, _>>()?;
         let wrong = || Unreadable("no refunded cost for a key".to_owned());
         let refunded = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
-        // Of what is in flight, there are no numbers.
+        // A limit on requests in flight has no numbers.
         let (settled, numbers) = numbers.split_first().unwrap_or((&0, &[]));
         let state = for_algorithm!(quota.algorithm(), S => {
             Box::new(S::of_numbers(quota, *settled, numbers).map_err(Unreadable)?) as Box<dyn StateReply + Send>

@@ -201,7 +201,7 @@ impl Server {
         value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().expect("a number")
     }
 
-    /// The same of a metric that counts.
+    /// The value of a counter on the page of metrics.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn count(&self, name: &str) -> u64 {
         self.metric(name) as u64
@@ -233,14 +233,14 @@ impl Drop for Server {
     }
 }
 
-/// What `slidegate token new` makes.
+/// A token, as `slidegate token new` prints it.
 #[derive(Debug, Clone)]
 pub struct Token {
-    /// What a client sends.
+    /// The secret that a client sends.
     pub secret: String,
     /// Its digest, as files have it.
     pub sha256: String,
-    /// What the environment has of it: name, scope and digest.
+    /// Its entry in the environment: name, scope and digest.
     pub entry: String,
 }
 

@@ -20,6 +20,7 @@ mod matcher;
 mod options;
 mod overridden;
 mod overrides;
+mod plan;
 mod rule;
 mod set;
 mod tiers;

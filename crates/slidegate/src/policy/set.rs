@@ -1,6 +1,4 @@
 //! Sets of policies, built and validated once.
-//!
-//! Planning a request is a pure look-up. Decisions, shadow policies, replay and tests all use it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -12,13 +10,12 @@ use super::Policy;
 use super::index::{Places, PolicyIndex};
 use super::rule::{OwnOfKey, Rule};
 use crate::block::Block;
-use crate::charge::{Charge, Excess, HoldTerms, MetQuota, OnMissing, Part, Plan, Reserve, place};
+use crate::charge::{MetQuota, OnMissing};
 use crate::cost::{Cost, Counts};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
-use crate::quota::{Algorithm, ChangedPolicy, Quota};
+use crate::quota::{ChangedPolicy, Quota};
 use crate::request::Request;
-use crate::verb::Verb;
 
 /// A validated list of policies with distinct names.
 ///
@@ -35,7 +32,7 @@ use crate::verb::Verb;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct PolicySet {
-    rules: Vec<Rule>,
+    pub(super) rules: Vec<Rule>,
     /// Positions by name. Callers choose the names to look up but not those stored, so they cannot
     /// force collisions.
     places: HashMap<String, usize, RandomState>,
@@ -44,9 +41,9 @@ pub struct PolicySet {
     /// The costs that policies count by name.
     cost_names: Vec<String>,
     /// Attributes that every request must have; see [`PolicySet::require`].
-    required: Vec<String>,
+    pub(super) required: Vec<String>,
     /// Whether any policy weights costs.
-    weighs: bool,
+    pub(super) weighs: bool,
     /// The unnamed policies by requirement, if there are too many to test each.
     index: Option<PolicyIndex>,
     /// The attributes without which a policy is skipped, each once.
@@ -312,61 +309,6 @@ impl PolicySet {
         Changes { old: before.quotas(seed), new: self.quotas(seed) }
     }
 
-    /// The charges of these requests; none if one [cannot be decided](Self::error_of). `verb`, if
-    /// given, replaces the requests' own verbs. Pure: touches no state.
-    pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
-        self.plan_under(requests, verb, None, Rule::binds)
-    }
-
-    /// The plan of a reservation: checks whose costs are held unless they are known at once.
-    pub(crate) fn plan_of_reservation<'a>(
-        &'a self,
-        requests: &'a [Request<'a>],
-        terms: &'a HoldTerms,
-    ) -> Plan<'a> {
-        self.plan_under(requests, Some(Verb::Check), Some(terms), Rule::binds)
-    }
-
-    fn plan_under<'a>(
-        &'a self,
-        requests: &'a [Request<'a>],
-        verb: Option<Verb>,
-        terms: Option<&'a HoldTerms>,
-        binds: impl Fn(&Rule, &Request<'_>) -> bool,
-    ) -> Plan<'a> {
-        let mut plan = Plan::new(terms.is_some());
-        // Most have one charge each; growing copies them all.
-        plan.charges.reserve_exact(requests.len());
-        for (number, request) in requests.iter().enumerate() {
-            let before = plan.charges.len() + plan.met.len();
-            let mut found = Places::new();
-            let places = self.rules_for(request, &mut found).iter().copied();
-            for at in places.filter(|at| binds(&self.rules[*at], request)) {
-                plan.add(self.charge(at, number, request, verb, terms));
-            }
-            let is_under_none = plan.charges.len() + plan.met.len() == before;
-            let has_own_quota = self.weighs && request.inline_quota().is_some();
-            let is_doubtful =
-                is_under_none || request.names_costs() || has_own_quota || !self.required.is_empty();
-            if is_doubtful && self.cannot_decide(request) {
-                plan.charges.clear();
-                plan.met.clear();
-                return plan;
-            }
-        }
-        plan
-    }
-
-    /// The plan for inspecting one request's keys, including unlimited ones.
-    ///
-    /// # Errors
-    /// If the request cannot be decided.
-    pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
-        let requests = std::slice::from_ref(request);
-        let plan = || self.plan_under(requests, Some(Verb::Peek), None, Rule::applies_to);
-        self.error_of(request).map_or_else(|| Ok(plan()), Err)
-    }
-
     /// Whether a request cannot be decided.
     pub(crate) fn cannot_decide(&self, request: &Request<'_>) -> bool {
         self.obstacle(request).is_some()
@@ -445,7 +387,7 @@ impl PolicySet {
     /// The positions of the rules that may apply to a request, written to `found` if an index is
     /// used.
     #[inline]
-    fn rules_for<'f>(&'f self, request: &Request<'_>, found: &'f mut Places) -> &'f [usize] {
+    pub(super) fn rules_for<'f>(&'f self, request: &Request<'_>, found: &'f mut Places) -> &'f [usize] {
         match (request.named_policy(), &self.index) {
             (Some(name), _) => self.places.get(name).map_or(&[], std::slice::from_ref),
             (None, None) => &self.unnamed,
@@ -455,65 +397,6 @@ impl PolicySet {
             }
         }
     }
-
-    #[inline]
-    fn charge<'a>(
-        &'a self,
-        at: usize,
-        number: usize,
-        request: &'a Request<'a>,
-        verb: Option<Verb>,
-        terms: Option<&'a HoldTerms>,
-    ) -> Charge<'a> {
-        let rule = self.rules[at].counted();
-        let key = rule.policy.key(request);
-        let own = rule.own(&key);
-        let own_quota = own.quota.unwrap_or(&rule.policy.quota);
-        let quota = rule.quota_met(request, &own);
-        let mut part = Part {
-            verb: verb.unwrap_or(request.verb()),
-            role: request.role(),
-            over_limit: request.is_denied_over_limit(),
-            cost: request.cost_of(&rule.policy.options.counts),
-            enforced: rule.policy.options.enforced,
-            excess: rule.policy.options.excess,
-        };
-        let reserve = terms
-            .filter(|_| {
-                rule.policy.options.counts != Counts::Requests || quota.algorithm() == Algorithm::InFlight
-            })
-            .map(|terms| Reserve { terms, unsettled: rule.policy.unsettled() });
-        if reserve.is_some() {
-            // A check that may exceed the limit does so when it is settled.
-            part.excess = Excess::Refuse;
-            if let Some(estimate) = rule.policy.counted_estimate().filter(|_| !request.says_cost()) {
-                part.cost = estimate.min(quota.capacity());
-            }
-        } else if quota.algorithm() == Algorithm::InFlight {
-            part = ask_only(part);
-        }
-        Charge {
-            number: rule.number,
-            is_waiting: terms.is_some_and(|terms| terms.is_waiting),
-            on_store_error: rule.policy.options.on_store_error,
-            quota,
-            instead_of: (!std::ptr::eq(quota, own_quota) && quota != own_quota).then_some(own_quota),
-            key,
-            block: own.block,
-            part,
-            reserve,
-            policy: place(at),
-            request: place(number),
-            in_millionths: rule.policy.options.counts.is_weighted(),
-        }
-    }
-}
-
-/// The part of a call that cannot return a permit: a check only asks whether one is free; penalties
-/// and refunds do nothing.
-fn ask_only(part: Part) -> Part {
-    let cost = if part.verb.is_question() { part.cost } else { 0 };
-    Part { verb: Verb::Peek, cost, excess: Excess::Refuse, ..part }
 }
 
 /// Why a request cannot be decided.
@@ -579,7 +462,11 @@ mod tests {
     }
 
     fn names<'a>(set: &'a PolicySet, request: &'a Request<'a>) -> Vec<&'a str> {
-        set.plan(std::slice::from_ref(request), None).charges.iter().map(Charge::policy_name).collect()
+        set.plan(std::slice::from_ref(request), None)
+            .charges
+            .iter()
+            .map(crate::charge::Charge::policy_name)
+            .collect()
     }
 
     /// A request without the attribute must not be counted under an empty key that all strangers

@@ -1,4 +1,4 @@
-//! What the pages share: their state, the choice of a policy, and the error of those that are off.
+//! Helpers of the pages: the choice of a policy, and the error of a page that is off.
 
 use axum::http::StatusCode;
 

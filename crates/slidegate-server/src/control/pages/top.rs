@@ -214,7 +214,7 @@ pub(crate) struct BlockedKeys {
     policy: Option<String>,
     #[schemars(extend("const" = "blocked"))]
     by: &'static str,
-    /// Those that end first in front.
+    /// Blocked keys, in the order in which their blocks end.
     keys: Vec<BlockedKey>,
 }
 
