@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
-use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request, clock::{ManualClock, Timestamp}};
+use slidegate::{
+    Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+};
 
 const USERS: usize = 10_000;
 const GROUPS: usize = 64;

@@ -74,8 +74,14 @@ async fn decide(decisions: u64, url: &str, is_cluster: bool) -> Result<String, S
                     let sent = started.elapsed();
                     let decisions = gate.check(&request).await;
                     let strictest = decisions.strictest().ok_or("a policy applies")?;
-                    if !matches!(strictest.decision().source(), DecisionSource::Store | DecisionSource::CachedDenial) {
-                        return Err(format!("not decided by the store but by {:?}", strictest.decision().source()));
+                    if !matches!(
+                        strictest.decision().source(),
+                        DecisionSource::Store | DecisionSource::CachedDenial
+                    ) {
+                        return Err(format!(
+                            "not decided by the store but by {:?}",
+                            strictest.decision().source()
+                        ));
                     }
                     if decisions.is_allowed() {
                         admitted.push((user, Admission { sent, replied: started.elapsed(), cost }));

@@ -125,8 +125,7 @@ impl Row {
         let checked = meter.read().await?;
         let tickets = self.reserve(gate, EACH).await?;
         let reserved = meter.read().await?;
-        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) })
-            .await?;
+        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
         let settled = meter.read().await?;
         // What was open for longest, which other holds have been settled beside. Nothing is open in
         // the first row: there it settles the newest again.
@@ -136,8 +135,7 @@ impl Row {
             self.tickets.iter_mut().flat_map(|of_key| of_key.drain(..EACH)).collect()
         };
         let before_oldest = meter.read().await?;
-        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) })
-            .await?;
+        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
         let settled_oldest = meter.read().await?;
         if self.open > 0 {
             self.open_more(gate, EACH).await?;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
-use slidegate::verb::Verb;
 use slidegate::reserve::Ticket;
+use slidegate::verb::Verb;
 use slidegate_bindings::{Amount, Answer, BindingError, Call, Engine, Settled, quota};
 
 use crate::convert::{amount, attributes, decision, duration, guarded, invalid, raise, settlement};
