@@ -9,6 +9,7 @@
 
 use std::slice;
 
+use http::HeaderName;
 use slidegate::internal::NamedDecision;
 use slidegate::reserve::Settlement;
 use slidegate::{CostUnit, Decision, Decisions, Quota};
@@ -177,24 +178,24 @@ impl HeaderOptions {
     /// `Access-Control-Expose-Headers`; otherwise browsers hide them from scripts of other origins.
     #[must_use]
     pub fn names(&self) -> Vec<&'static str> {
-        let mut names = Vec::new();
+        let mut names: Vec<&'static HeaderName> = Vec::new();
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 => {
-                names.push(POLICY);
-                names.extend(PARTS);
+                names.push(&POLICY);
+                names.extend(&PARTS);
             }
             Draft::Draft7 | Draft::Draft10 => {
-                names.extend([POLICY, RATELIMIT]);
+                names.extend([&POLICY, &RATELIMIT]);
             }
         }
         if matches!(self.x_ratelimit, XRateLimit::EpochSeconds | XRateLimit::DeltaSeconds) {
-            names.extend(X_PARTS);
+            names.extend(&X_PARTS);
         }
-        names.extend(self.retry_after.then_some(RETRY_AFTER));
-        names.extend(self.retry_after_ms.then_some(RETRY_AFTER_MS));
+        names.extend(self.retry_after.then_some(&RETRY_AFTER));
+        names.extend(self.retry_after_ms.then_some(&RETRY_AFTER_MS));
         names.extend(self.x_ratelimit.unit_fields().iter().flat_map(|(_, fields)| fields));
-        names
+        names.into_iter().map(HeaderName::as_str).collect()
     }
 
     fn write(&self, decisions: &[NamedDecision<'_>], strictest: &NamedDecision<'_>, out: &mut FieldBuffer) {
@@ -209,29 +210,29 @@ impl HeaderOptions {
             Draft::Draft6 => {
                 let all = numbers(strictest, retry_after_s.unwrap_or(reset_s));
                 unnamed_policy(strictest, out);
-                write_numbers(out, PARTS, all);
+                write_numbers(out, &PARTS, all);
             }
             Draft::Draft7 => {
                 let [limit, remaining, reset] = numbers(strictest, retry_after_s.unwrap_or(reset_s));
                 unnamed_policy(strictest, out);
-                out.field(RATELIMIT, |text| {
+                out.field(&RATELIMIT, |text| {
                     write_part(text, "limit=", limit);
                     write_part(text, ", remaining=", remaining);
                     write_part(text, ", reset=", reset);
                 });
             }
             Draft::Draft10 => {
-                out.field(POLICY, |text| {
+                out.field(&POLICY, |text| {
                     write_list(text, decisions, policy_item);
                 });
                 let item = |one: &NamedDecision<'_>, text: &mut String| limit_item(one, text, retry_after_s);
                 if decisions.iter().all(|one| one.decision.is_counted()) {
-                    out.field(RATELIMIT, |text| write_list(text, decisions, item));
+                    out.field(&RATELIMIT, |text| write_list(text, decisions, item));
                 } else {
                     let counted: SmallVec<[_; 4]> =
                         decisions.iter().filter(|one| one.decision.is_counted()).copied().collect();
                     if !counted.is_empty() {
-                        out.field(RATELIMIT, |text| write_list(text, &counted, item));
+                        out.field(&RATELIMIT, |text| write_list(text, &counted, item));
                     }
                 }
             }
@@ -243,13 +244,13 @@ impl HeaderOptions {
             XRateLimit::DeltaSeconds => Some(reset_s),
         };
         if let Some(x_reset_s) = x_reset_s {
-            write_numbers(out, X_PARTS, numbers(strictest, x_reset_s));
+            write_numbers(out, &X_PARTS, numbers(strictest, x_reset_s));
         }
         if let Some(secs) = retry_after_s {
-            out.number(RETRY_AFTER, secs);
+            out.number(&RETRY_AFTER, secs);
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
-            out.number(RETRY_AFTER_MS, millis);
+            out.number(&RETRY_AFTER_MS, millis);
         }
         let unit = |one: &NamedDecision<'_>| Some((one.unit?, *one.decision));
         self.x_ratelimit.write_units(&decisions.iter().filter_map(unit), out);

@@ -39,10 +39,10 @@ fn name(charge: &Charge<'_>) -> (u32, Vec<u8>) {
 }
 
 impl<C: Clock> LocalStore for MapStore<C> {
-    fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+    fn apply(&self, charges: &[Charge<'_>], decided: &mut StoreDecisions) {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
-        decide(charges, |position, verb, cost| {
+        decide(charges, decided, |position, verb, cost| {
             let (name, quota) = (name(&charges[position]), charges[position].quota());
             let mut state = keys.remove(&name).unwrap_or_else(|| KeyState::new(quota));
             let decision = state.apply(quota, verb, cost, now);
@@ -51,11 +51,11 @@ impl<C: Clock> LocalStore for MapStore<C> {
                 keys.insert(name, state);
             }
             decision
-        })
+        });
     }
 
-    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
-        self.repeated.check(charges, id, self.clock.now(), || self.apply(charges))
+    fn check_once(&self, charges: &[Charge<'_>], id: &str, decided: &mut StoreDecisions) {
+        self.repeated.check(charges, id, self.clock.now(), decided, |decided| self.apply(charges, decided));
     }
 
     fn reset(&self, charges: &[Charge<'_>]) -> bool {

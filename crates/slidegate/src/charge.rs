@@ -277,7 +277,7 @@ pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
 /// One value per charge of a call: in place for the usual number of charges, else in one
 /// allocation.
-pub type PerCharge<T> = SmallVec<[T; 3]>;
+pub type PerCharge<T> = SmallVec<[T; 4]>;
 
 /// The charges of requests, in the order of the requests, then the policies; each key at most once.
 #[derive(Debug)]
@@ -313,6 +313,10 @@ impl<'a> Plan<'a> {
     #[inline] // it is copied twice otherwise
     pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
         let is_refusals = charge.part.role == Role::Refusals;
+        if charge.request == 0 && !is_refusals {
+            // There is no earlier request to share a key with.
+            return self.charges.push(charge);
+        }
         // Refusals are added to those of the same base, and stand behind them.
         let mut among = 0..self.charges.len();
         if is_refusals {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use crate::charge::Charge;
+use crate::charge::{Charge, Plan};
 use crate::error::Error;
 use crate::policy::PolicySet;
 use crate::policy_reset::{PolicyReset, ResetCursor};
@@ -134,9 +134,12 @@ impl<S: Store> Gate<S> {
         id: Option<&str>,
     ) -> Decisions<'r> {
         let mut decisions = Decisions::new(self.policies.load(), requests, verb);
-        let plan = decisions.policies.plan(requests, verb);
-        decide_now(store, &plan.charges, id, &mut decisions.decided);
-        plan.places(&mut decisions.places);
+        let mut plan = Plan::new(false);
+        decisions.policies.plan_into(&mut plan, requests, verb);
+        let mut decided = StoreDecisions::default();
+        decide_now(store, &plan.charges, id, &mut decided);
+        plan.place(&mut decided.decisions, &mut decisions.placed);
+        decisions.failure = decided.failure;
         drop(plan);
         self.wake_refunded(&decisions);
         decisions
@@ -159,8 +162,9 @@ impl<S: Store> Gate<S> {
         if is_waiting {
             plan.set_waiting();
         }
-        decisions.decided = self.decide_charges(&plan.charges, id).await;
-        plan.places(&mut decisions.places);
+        let StoreDecisions { decisions: mut decided, failure } = self.decide_charges(&plan.charges, id).await;
+        decisions.failure = failure;
+        plan.place(&mut decided, &mut decisions.placed);
         drop(plan);
         self.wake_refunded(&decisions);
         decisions
@@ -214,12 +218,10 @@ impl<S: Store> Gate<S> {
             return decided;
         }
         let Some(blocks) = Blocks::of(charges, || self.store.wall_time()) else {
-            let mut decided = match id.filter(|_| has_check(charges)) {
+            return match id.filter(|_| has_check(charges)) {
                 Some(id) => self.store.check_once(charges, id).await,
                 None => self.store.apply(charges).await,
             };
-            say_units(charges, &mut decided);
-            return decided;
         };
         let left = blocks.without_blocked(charges);
         let mut decided = if has_check(charges) && left.iter().all(|one| one.part.verb == Verb::Peek) {
@@ -230,7 +232,6 @@ impl<S: Store> Gate<S> {
             self.store.apply(&left).await
         };
         blocks.apply(charges, &mut decided.decisions);
-        say_units(charges, &mut decided);
         decided
     }
 }
@@ -250,21 +251,12 @@ fn decide_now(
     let blocks = Blocks::of(charges, || store.wall_time());
     let left = blocks.as_ref().map(|blocks| blocks.without_blocked(charges));
     let left = left.as_deref().unwrap_or(charges);
-    *decided = match id.filter(|_| has_check(left)) {
-        Some(id) => store.check_once(left, id),
-        None => store.apply(left),
-    };
+    match id.filter(|_| has_check(left)) {
+        Some(id) => store.check_once(left, id, decided),
+        None => store.apply(left, decided),
+    }
     if let Some(blocks) = blocks {
         blocks.apply(charges, &mut decided.decisions);
-    }
-    say_units(charges, decided);
-}
-
-/// Marks the decisions that count millionths of a unit.
-#[inline]
-fn say_units(charges: &[Charge<'_>], decided: &mut StoreDecisions) {
-    for (charge, decision) in charges.iter().zip(&mut decided.decisions) {
-        decision.in_millionths = charge.in_millionths;
     }
 }
 

@@ -138,11 +138,12 @@ pub trait Store: fmt::Debug + Send + Sync {
 
 /// A store in this process, which decides at once: each method as the one of [`Store`].
 pub trait LocalStore: fmt::Debug + Send + Sync {
-    /// Decides charges and applies them, all or none. See [`Store::apply`].
-    fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions;
+    /// Decides charges and applies them, all or none, see [`Store::apply`]. Appends the decisions to a list,
+    /// because moving them takes as long as a part of a decision.
+    fn apply(&self, charges: &[Charge<'_>], decided: &mut StoreDecisions);
 
     /// Like [`apply`](Self::apply), with an idempotency key. See [`Store::check_once`].
-    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions;
+    fn check_once(&self, charges: &[Charge<'_>], id: &str, decided: &mut StoreDecisions);
 
     /// Removes the keys of these charges. Returns whether any had usage.
     fn reset(&self, charges: &[Charge<'_>]) -> bool;
@@ -197,11 +198,15 @@ const CANNOT_RESET_POLICY: &str = "this store does not find the keys of a policy
 
 impl<S: LocalStore> Store for S {
     async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        LocalStore::apply(self, charges)
+        let mut decided = StoreDecisions::default();
+        LocalStore::apply(self, charges, &mut decided);
+        decided
     }
 
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
-        LocalStore::check_once(self, charges, id)
+        let mut decided = StoreDecisions::default();
+        LocalStore::check_once(self, charges, id, &mut decided);
+        decided
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
@@ -298,14 +303,17 @@ impl From<PerCharge<Decision>> for StoreDecisions {
     }
 }
 
-/// Decides charges on all their keys or on none. `apply` applies a verb with a cost to the key of
+/// Decides charges on all their keys or on none, and appends the decisions. `apply` applies a verb with a cost to the key of
 /// the charge at a position; the caller holds the locks of all keys meanwhile.
 ///
 /// A first pass peeks at all keys and changes nothing. Then checks are charged if the call is
 /// allowed, penalties are charged, and refunds are returned, in this order. See
 /// [`Role`](crate::verb::Role) and [`Excess`](crate::Excess) for exceptions.
-pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
-    let mut decided = StoreDecisions::default();
+#[inline]
+pub fn decide(
+    charges: &[Charge<'_>],
+    decided: &mut StoreDecisions,
+    apply: impl FnMut(usize, Verb, u64) -> Decision,
+) {
     all_or_none(charges, apply, &mut decided.decisions);
-    decided
 }

@@ -16,7 +16,7 @@ pub type Header = (&'static str, String);
 pub(crate) struct FieldBuffer {
     text: String,
     /// The name of each field, and where its value ends in `text`.
-    fields: SmallVec<[(&'static str, usize); 6]>,
+    fields: SmallVec<[(&'static HeaderName, usize); 6]>,
 }
 
 /// Initial capacity: enough for the fields of one policy in the default style.
@@ -24,7 +24,7 @@ const INITIAL_CAPACITY: usize = 128;
 
 impl FieldBuffer {
     /// Adds a field. `write` appends its value to the shared buffer.
-    pub(super) fn field(&mut self, name: &'static str, write: impl FnOnce(&mut String)) {
+    pub(super) fn field(&mut self, name: &'static HeaderName, write: impl FnOnce(&mut String)) {
         if self.text.capacity() == 0 {
             self.text.reserve(INITIAL_CAPACITY);
         }
@@ -33,13 +33,13 @@ impl FieldBuffer {
     }
 
     /// Adds a field that is one number.
-    pub(super) fn number(&mut self, name: &'static str, number: u64) {
+    pub(super) fn number(&mut self, name: &'static HeaderName, number: u64) {
         self.field(name, |text| write_number(text, number));
     }
 
     /// The fields as a list.
     pub(super) fn into_list(self) -> Vec<Header> {
-        self.spans().map(|(name, span)| (name, self.text[span].to_owned())).collect()
+        self.spans().map(|(name, span)| (name.as_str(), self.text[span].to_owned())).collect()
     }
 
     /// Adds the fields that `headers` does not have yet. A field set by an inner limit or by the
@@ -47,7 +47,7 @@ impl FieldBuffer {
     pub(crate) fn append_to(&mut self, headers: &mut HeaderMap) {
         let text = Bytes::from(std::mem::take(&mut self.text));
         for (name, span) in self.spans() {
-            if let Entry::Vacant(field) = headers.entry(HeaderName::from_static(name)) {
+            if let Entry::Vacant(field) = headers.entry(name) {
                 let value = HeaderValue::from_maybe_shared(text.slice(span));
                 field.insert(value.expect("fields are printable ASCII"));
             }
@@ -55,7 +55,7 @@ impl FieldBuffer {
     }
 
     /// The name of each field, and where its value is in `text`.
-    fn spans(&self) -> impl Iterator<Item = (&'static str, Range<usize>)> {
+    fn spans(&self) -> impl Iterator<Item = (&'static HeaderName, Range<usize>)> {
         let mut start = 0;
         self.fields.iter().map(move |(name, end)| (*name, std::mem::replace(&mut start, *end)..*end))
     }
@@ -72,6 +72,7 @@ mod tests {
     use slidegate::{Limiter, Quota};
 
     use super::*;
+    use crate::headers::write::{RETRY_AFTER, X_PARTS};
     use crate::headers::{Draft, HeaderOptions, XRateLimit};
 
     /// A field that the service has set itself takes precedence, with all of its values.
@@ -84,9 +85,9 @@ mod tests {
             headers.append(name, HeaderValue::from_static(value));
         }
         let mut fields = FieldBuffer::default();
-        fields.number("x-ratelimit-limit", 5);
-        fields.number("x-ratelimit-remaining", 12_345);
-        fields.field("retry-after", |text| text.push_str("60"));
+        fields.number(&X_PARTS[0], 5);
+        fields.number(&X_PARTS[1], 12_345);
+        fields.field(&RETRY_AFTER, |text| text.push_str("60"));
         fields.append_to(&mut headers);
         let all = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
         let expected = own.into_iter().chain([("x-ratelimit-remaining", "12345")]);

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use http::HeaderName;
 use slidegate::internal::millis_ceil;
 use slidegate::{CostUnit, Decision};
 
@@ -14,51 +15,56 @@ use super::style::XRateLimit;
 
 /// Units in the order of [`CostUnit`], with the names of their limit, of what remains and of the
 /// reset.
-type UnitFields = [(CostUnit, [&'static str; 3])];
+type UnitFields = [(CostUnit, [HeaderName; 3])];
 
-const OPENAI: &UnitFields = &[
+const fn names(names: [&'static str; 3]) -> [HeaderName; 3] {
+    let [limit, remaining, reset] = names;
+    [HeaderName::from_static(limit), HeaderName::from_static(remaining), HeaderName::from_static(reset)]
+}
+
+static OPENAI: [(CostUnit, [HeaderName; 3]); 2] = [
     (
         CostUnit::Requests,
-        ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+        names(["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]),
     ),
     (
         CostUnit::Tokens,
-        ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+        names(["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),
     ),
 ];
 
-const ANTHROPIC: &UnitFields = &[
+static ANTHROPIC: [(CostUnit, [HeaderName; 3]); 4] = [
     (
         CostUnit::Requests,
-        [
+        names([
             "anthropic-ratelimit-requests-limit",
             "anthropic-ratelimit-requests-remaining",
             "anthropic-ratelimit-requests-reset",
-        ],
+        ]),
     ),
     (
         CostUnit::Tokens,
-        [
+        names([
             "anthropic-ratelimit-tokens-limit",
             "anthropic-ratelimit-tokens-remaining",
             "anthropic-ratelimit-tokens-reset",
-        ],
+        ]),
     ),
     (
         CostUnit::InputTokens,
-        [
+        names([
             "anthropic-ratelimit-input-tokens-limit",
             "anthropic-ratelimit-input-tokens-remaining",
             "anthropic-ratelimit-input-tokens-reset",
-        ],
+        ]),
     ),
     (
         CostUnit::OutputTokens,
-        [
+        names([
             "anthropic-ratelimit-output-tokens-limit",
             "anthropic-ratelimit-output-tokens-remaining",
             "anthropic-ratelimit-output-tokens-reset",
-        ],
+        ]),
     ),
 ];
 
@@ -66,8 +72,8 @@ impl XRateLimit {
     /// The units that have fields in this style.
     pub(super) fn unit_fields(self) -> &'static UnitFields {
         match self {
-            Self::OpenAi => OPENAI,
-            Self::Anthropic => ANTHROPIC,
+            Self::OpenAi => &OPENAI,
+            Self::Anthropic => &ANTHROPIC,
             Self::Off | Self::EpochSeconds | Self::DeltaSeconds => &[],
         }
     }

@@ -2,19 +2,28 @@
 
 use std::time::Duration;
 
+use http::HeaderName;
 use slidegate::Algorithm;
 use slidegate::internal::{NamedDecision, integer, secs_ceil};
 
 use super::buffer::{FieldBuffer, write_number};
 
 /// The three numbers of draft 6.
-pub(super) const PARTS: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
+pub(super) static PARTS: [HeaderName; 3] = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
 /// The `X-RateLimit-*` fields.
-pub(super) const X_PARTS: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
-pub(super) const POLICY: &str = "ratelimit-policy";
-pub(super) const RATELIMIT: &str = "ratelimit";
-pub(super) const RETRY_AFTER: &str = "retry-after";
-pub(super) const RETRY_AFTER_MS: &str = "retry-after-ms";
+pub(super) static X_PARTS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+pub(super) static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(super) static RETRY_AFTER: HeaderName = http::header::RETRY_AFTER;
+pub(super) static RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// Limit, remaining and `reset_s`.
 pub(super) fn numbers(one: &NamedDecision<'_>, reset_s: u64) -> [u64; 3] {
@@ -27,7 +36,7 @@ pub(super) fn unnamed_policy(one: &NamedDecision<'_>, out: &mut FieldBuffer) {
     if one.quota.algorithm() == Algorithm::InFlight {
         return;
     }
-    out.field(POLICY, |text| {
+    out.field(&POLICY, |text| {
         write_number(text, integer(one.quota.limit()));
         write_part(text, ";w=", secs_ceil(one.quota.window()));
     });
@@ -70,8 +79,8 @@ fn write_name(one: &NamedDecision<'_>, out: &mut String) {
 }
 
 /// Writes three fields of one number each.
-pub(super) fn write_numbers(out: &mut FieldBuffer, names: [&'static str; 3], numbers: [u64; 3]) {
-    for (name, number) in names.into_iter().zip(numbers) {
+pub(super) fn write_numbers(out: &mut FieldBuffer, names: &'static [HeaderName; 3], numbers: [u64; 3]) {
+    for (name, number) in names.iter().zip(numbers) {
         out.number(name, number);
     }
 }

@@ -7,7 +7,7 @@ use arc_swap::Guard;
 
 use crate::amount::{Amount, MILLION};
 use crate::block::Block;
-use crate::charge::{self, Charge, PerCharge, Plan};
+use crate::charge::{Charge, Part, PerCharge, Plan};
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
@@ -16,7 +16,6 @@ use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;
 use crate::request::Request;
-use crate::store::StoreDecisions;
 use crate::store::failure::StoreFailure;
 use crate::time::Timestamp;
 use crate::usage::{KeyInspection, KeyUse};
@@ -29,19 +28,28 @@ pub struct Decisions<'r> {
     requests: &'r [Request<'r>],
     /// The verb of all requests; `None` if each request has its own.
     verb: Option<Verb>,
-    pub(super) decided: StoreDecisions,
-    /// One place per decision, in the order of the requests, then the policies.
-    pub(super) places: PerCharge<DecisionPlace>,
+    /// In the order of the requests, then the policies.
+    pub(super) placed: PerCharge<PlacedDecision>,
+    /// Why a fallback made some of the decisions.
+    pub(super) failure: Option<Arc<StoreFailure>>,
 }
 
-/// The request that a decision is on, and the position of its policy in the set.
+/// A decision with its place in the call.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DecisionPlace {
+pub(super) struct PlacedDecision {
+    decision: Decision,
+    /// The index of its request.
     request: u32,
+    /// The position of its policy in the set.
     policy: u32,
-    /// The index of the decision among those of the store.
-    decision: u32,
     role: Role,
+    enforced: bool,
+}
+
+impl PlacedDecision {
+    fn is_denied(&self) -> bool {
+        self.enforced && self.decision.is_denied()
+    }
 }
 
 impl Plan<'_> {
@@ -66,27 +74,36 @@ impl Plan<'_> {
         }
     }
 
-    /// Adds the places of the plan's charges, in the order of the requests, then the policies.
-    pub(super) fn places(&self, places: &mut PerCharge<DecisionPlace>) {
-        let place = |at: usize, request: u32| {
-            let charge = &self.charges[at];
-            let decision = charge::place(at);
-            DecisionPlace { request, policy: charge.policy, decision, role: charge.part.role }
+    /// Adds the decisions on the plan's charges, in the order of the requests, then the policies.
+    pub(super) fn place(&self, decided: &mut [Decision], placed: &mut PerCharge<PlacedDecision>) {
+        let mut add = |charge: &Charge<'_>, decision: &Decision, request: u32| {
+            let Part { role, enforced, .. } = charge.part;
+            if role != Role::Refusals {
+                placed.push(PlacedDecision {
+                    decision: *decision,
+                    request,
+                    policy: charge.policy,
+                    role,
+                    enforced,
+                });
+            }
         };
-        places.extend(self.charges.iter().enumerate().map(|(at, charge)| place(at, charge.request)));
-        if !self.met.is_empty() {
-            places.extend(self.met.iter().map(|(request, at)| place(*at, *request)));
-            places.sort_by_key(|place| (place.request, place.policy));
+        for (charge, decision) in self.charges.iter().zip(&mut *decided) {
+            decision.in_millionths = charge.in_millionths;
+            add(charge, decision, charge.request);
         }
-        places.retain(|place| place.role != Role::Refusals);
+        if !self.met.is_empty() {
+            self.met.iter().for_each(|(request, at)| add(&self.charges[*at], &decided[*at], *request));
+            placed.sort_by_key(|one| (one.request, one.policy));
+        }
     }
 }
 
-/// One policy's decision; derefs to [`Decision`].
+/// One policy's decision, with its policy, request and key.
 #[derive(Clone, Copy)]
 pub struct PolicyDecision<'d> {
     all: &'d Decisions<'d>,
-    place: DecisionPlace,
+    placed: &'d PlacedDecision,
 }
 
 impl<'r> Decisions<'r> {
@@ -96,7 +113,7 @@ impl<'r> Decisions<'r> {
         requests: &'r [Request<'r>],
         verb: Option<Verb>,
     ) -> Self {
-        Self { policies, requests, verb, decided: StoreDecisions::default(), places: PerCharge::new() }
+        Self { policies, requests, verb, placed: PerCharge::new(), failure: None }
     }
 }
 
@@ -114,10 +131,8 @@ impl Decisions<'_> {
     #[must_use]
     #[inline]
     pub fn verdict(&self) -> Verdict {
-        let denies = |one: PolicyDecision<'_>| {
-            one.decision().is_denied() && one.policy().options().enforced && one.role() == Role::Deciding
-        };
-        if self.iter().any(denies) || self.denies_together() || self.cannot_decide() {
+        let denies = |one: &PlacedDecision| one.role == Role::Deciding && one.is_denied();
+        if self.placed.iter().any(denies) || self.denies_together() || self.cannot_decide() {
             Verdict::Deny
         } else {
             Verdict::Allow
@@ -126,9 +141,8 @@ impl Decisions<'_> {
 
     /// Whether requests with [`Role::Together`] deny.
     fn denies_together(&self) -> bool {
-        let mut together = self.iter().filter(|one| one.role() == Role::Together).peekable();
-        together.peek().is_some()
-            && together.all(|one| one.decision().is_denied() && one.policy().options().enforced)
+        let mut together = self.placed.iter().filter(|one| one.role == Role::Together).peekable();
+        together.peek().is_some() && together.all(PlacedDecision::is_denied)
     }
 
     /// Keeps only the decisions that `keep` selects, for answers about a part of a call. From then
@@ -136,7 +150,7 @@ impl Decisions<'_> {
     pub fn retain(&mut self, mut keep: impl FnMut(&PolicyDecision<'_>) -> bool) {
         let kept: PerCharge<bool> = self.iter().map(|one| keep(&one)).collect();
         let mut kept = kept.into_iter();
-        self.places.retain(|_| kept.next().unwrap_or(true));
+        self.placed.retain(|_| kept.next().unwrap_or(true));
     }
 
     /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate
@@ -145,7 +159,7 @@ impl Decisions<'_> {
     /// then to deny, there are no decisions, and nothing was charged.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
-        if !self.places.is_empty() {
+        if !self.placed.is_empty() {
             return None;
         }
         self.requests.iter().find_map(|request| self.policies.error_of(request))
@@ -154,13 +168,13 @@ impl Decisions<'_> {
     /// Why the shared store did not decide every policy; `None` if no fallback decided.
     #[must_use]
     pub fn store_failure(&self) -> Option<&StoreFailure> {
-        self.decided.failure.as_deref()
+        self.failure.as_deref()
     }
 
     /// Whether there is an [error](Self::error). A plan with an error has no charges; that check is
     /// cheaper, so it comes first.
     fn cannot_decide(&self) -> bool {
-        self.places.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
+        self.placed.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
     }
 
     /// Whether the request may pass.
@@ -182,13 +196,13 @@ impl Decisions<'_> {
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.placed.is_empty()
     }
 
     /// Every decision, in policy order, including shadow policies.
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PolicyDecision<'_>> {
-        self.places.iter().map(|place| PolicyDecision { all: self, place: *place })
+        self.placed.iter().map(|placed| PolicyDecision { all: self, placed })
     }
 
     /// The policies that [do not apply](crate::OnMissing::Skip) to a request of the call because it
@@ -205,9 +219,9 @@ impl Decisions<'_> {
     pub fn strictest(&self) -> Option<PolicyDecision<'_>> {
         let denies_together = self.denies_together();
         let binds = |one: &PolicyDecision<'_>| {
-            let role = one.role();
+            let PlacedDecision { decision, role, enforced, .. } = *one.placed;
             let may_deny = role == Role::Deciding || role == Role::Together && denies_together;
-            one.policy().options().enforced && (one.decision().is_allowed() || may_deny)
+            enforced && (decision.is_allowed() || may_deny)
         };
         self.iter().filter(binds).reduce(|strictest, one| {
             if one.decision().is_stricter_than(strictest.decision()) { one } else { strictest }
@@ -245,14 +259,14 @@ impl<'d> PolicyDecision<'d> {
     #[must_use]
     #[inline]
     pub fn position(&self) -> usize {
-        self.place.policy as usize
+        self.placed.policy as usize
     }
 
     /// The index of its request in the call, from 0.
     #[must_use]
     #[inline]
     pub fn request(&self) -> usize {
-        self.place.request as usize
+        self.placed.request as usize
     }
 
     /// The verb applied to its request's cost.
@@ -265,7 +279,7 @@ impl<'d> PolicyDecision<'d> {
     /// The role in the call: that of its request, or of another one that shares its key.
     #[must_use]
     pub fn role(&self) -> Role {
-        self.place.role
+        self.placed.role
     }
 
     /// The [shares](Policy::with_notify) of the limit, in percent, that this decision's charge or hold
@@ -332,13 +346,36 @@ impl<'d> PolicyDecision<'d> {
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
         let is_fallback =
             !matches!(self.decision().source, DecisionSource::Store | DecisionSource::CachedDenial);
-        self.all.decided.failure.as_deref().filter(|_| is_fallback)
+        self.all.failure.as_deref().filter(|_| is_fallback)
     }
 
     /// The decision itself.
     #[must_use]
     #[inline]
     pub fn decision(&self) -> &'d Decision {
-        &self.all.decided.decisions[self.place.decision as usize]
+        &self.placed.decision
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreDecisions;
+
+    /// A check fills these, and callers move some of them: a larger field costs every request.
+    #[test]
+    fn what_a_check_moves_is_small() {
+        let sizes = [
+            ("a decision: nine numbers and five flags", size_of::<Decision>(), 80),
+            ("a decision with its place", size_of::<PlacedDecision>(), 96),
+            ("decisions of a store on four charges", size_of::<StoreDecisions>(), 344),
+            ("decisions of four policies, with their set and requests", size_of::<Decisions<'_>>(), 448),
+            ("a charge: quotas, key, block and part", size_of::<Charge<'_>>(), 120),
+            ("a plan of four charges", size_of::<Plan<'_>>(), 576),
+            ("a request: six attributes in place", size_of::<Request<'_>>(), 336),
+        ];
+        for (what, size, most) in sizes {
+            assert!(size <= most, "{what}: {size} bytes, at most {most}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::hold::{HoldChange, HoldOptions, HoldStatus, ttl_us};
 use crate::policy::{OwnOfKey, PolicySet, SettledSample};
 use crate::quota::{Algorithm, Quota};
 use crate::request::Request;
-use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, at_once};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, StoreDecisions, at_once};
 use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
@@ -284,9 +284,11 @@ impl<S: HoldStore> Gate<S> {
             terms.id = id;
         }
         let plan = policies.plan_of_reservation(requests, &terms);
-        decisions.decided = self.decide_charges(&plan.charges, once).await;
-        let ticket = self.ticket(policies, &plan.charges, &decisions.decided.decisions, &terms);
-        plan.places(&mut decisions.places);
+        let StoreDecisions { decisions: mut decided, failure } =
+            self.decide_charges(&plan.charges, once).await;
+        let ticket = self.ticket(policies, &plan.charges, &decided, &terms);
+        decisions.failure = failure;
+        plan.place(&mut decided, &mut decisions.placed);
         drop(plan);
         let ticket = ticket.filter(|_| decisions.is_allowed());
         Reserved { decisions, ticket }

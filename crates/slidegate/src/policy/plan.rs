@@ -16,7 +16,19 @@ impl PolicySet {
     /// The charges of these requests; none if one [cannot be decided](Self::error_of). `verb`, if
     /// given, replaces the requests' own verbs. Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
-        self.plan_under(requests, verb, None, Rule::binds)
+        let mut plan = Plan::new(false);
+        self.plan_into(&mut plan, requests, verb);
+        plan
+    }
+
+    /// Adds the charges of these requests to an empty plan. Moving one takes as long as a part of a decision.
+    pub(crate) fn plan_into<'a>(
+        &'a self,
+        plan: &mut Plan<'a>,
+        requests: &'a [Request<'a>],
+        verb: Option<Verb>,
+    ) {
+        self.plan_under(plan, requests, verb, None, Rule::binds);
     }
 
     /// The plan of a reservation: checks whose costs are held unless they are known at once.
@@ -25,17 +37,19 @@ impl PolicySet {
         requests: &'a [Request<'a>],
         terms: &'a HoldTerms,
     ) -> Plan<'a> {
-        self.plan_under(requests, Some(Verb::Check), Some(terms), Rule::binds)
+        let mut plan = Plan::new(true);
+        self.plan_under(&mut plan, requests, Some(Verb::Check), Some(terms), Rule::binds);
+        plan
     }
 
     fn plan_under<'a>(
         &'a self,
+        plan: &mut Plan<'a>,
         requests: &'a [Request<'a>],
         verb: Option<Verb>,
         terms: Option<&'a HoldTerms>,
         binds: impl Fn(&Rule, &Request<'_>) -> bool,
-    ) -> Plan<'a> {
-        let mut plan = Plan::new(terms.is_some());
+    ) {
         // Most have one charge each; growing copies them all.
         plan.charges.reserve_exact(requests.len());
         for (number, request) in requests.iter().enumerate() {
@@ -52,10 +66,9 @@ impl PolicySet {
             if is_doubtful && self.cannot_decide(request) {
                 plan.charges.clear();
                 plan.met.clear();
-                return plan;
+                return;
             }
         }
-        plan
     }
 
     /// The plan for inspecting one request's keys, including unlimited ones.
@@ -64,8 +77,12 @@ impl PolicySet {
     /// If the request cannot be decided.
     pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
         let requests = std::slice::from_ref(request);
-        let plan = || self.plan_under(requests, Some(Verb::Peek), None, Rule::applies_to);
-        self.error_of(request).map_or_else(|| Ok(plan()), Err)
+        if let Some(error) = self.error_of(request) {
+            return Err(error);
+        }
+        let mut plan = Plan::new(false);
+        self.plan_under(&mut plan, requests, Some(Verb::Peek), None, Rule::applies_to);
+        Ok(plan)
     }
 
     #[inline]

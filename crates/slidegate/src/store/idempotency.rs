@@ -82,28 +82,27 @@ impl fmt::Debug for IdempotencyCache {
 }
 
 impl IdempotencyCache {
-    /// Returns the first decisions on this check, or those that `apply` makes, with one of 128
+    /// Appends the first decisions on this check, or those that `apply` appends, with one of 128
     /// shards locked. A check with an enforced denial is not stored.
     pub fn check(
         &self,
         charges: &[Charge<'_>],
         id: &str,
         now: Timestamp,
-        apply: impl FnOnce() -> StoreDecisions,
-    ) -> StoreDecisions {
+        decided: &mut StoreDecisions,
+        apply: impl FnOnce(&mut StoreDecisions),
+    ) {
         let lasts_us = |charge: &Charge<'_>| {
             let ttl_us = charge.new_hold().map_or(0, |hold| hold.ttl_us);
             charge.quota.window_us().max(ttl_us)
         };
-        let Some(longest_us) = charges.iter().map(lasts_us).max() else {
-            return StoreDecisions::default();
-        };
+        let Some(longest_us) = charges.iter().map(lasts_us).max() else { return };
         let check = self.hash_of(charges, id);
         let mut shard = self.shards[place_of(check)].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = shard.answers.get(&check).filter(|first| now < first.ends) {
-            return first.decisions.iter().copied().collect();
+            return decided.decisions.extend(first.decisions.iter().copied());
         }
-        let decided = apply();
+        apply(decided);
         if !charges
             .iter()
             .zip(&decided.decisions)
@@ -116,7 +115,6 @@ impl IdempotencyCache {
             let policies = charges.iter().map(|charge| charge.number).collect();
             shard.keep(now, &policies, check, answer);
         }
-        decided
     }
 
     /// The hash of everything that identifies a repeated check.
@@ -332,7 +330,9 @@ mod tests {
         let policies = PolicySet::new([policy]).expect("one name");
         let cache = IdempotencyCache::default();
         let check = |charges: &Charges<'_>, id: &str| {
-            cache.check(charges, id, store.now(), || store.apply(charges)).decisions[0]
+            let mut decided = StoreDecisions::default();
+            cache.check(charges, id, store.now(), &mut decided, |decided| store.apply(charges, decided));
+            decided.decisions[0]
         };
         let on_charges = |user: &str, verb, run: &dyn Fn(&Charges<'_>)| {
             let request = Request::new().with("user", user);
@@ -340,7 +340,11 @@ mod tests {
         };
         let used = |user: &str| {
             let used = std::cell::Cell::new(0);
-            on_charges(user, Verb::Peek, &|charges| used.set(store.apply(charges).decisions[0].used));
+            on_charges(user, Verb::Peek, &|charges| {
+                let mut decided = StoreDecisions::default();
+                store.apply(charges, &mut decided);
+                used.set(decided.decisions[0].used);
+            });
             used.get()
         };
         let same = || {

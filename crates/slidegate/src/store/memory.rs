@@ -138,59 +138,26 @@ const MOST_SEARCHED: usize = 4;
 const OWN_POLICY: u32 = 0;
 
 impl LocalStore for MemoryStore {
-    fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+    fn apply(&self, charges: &[Charge<'_>], decided: &mut StoreDecisions) {
         self.end_due_holds(charges);
-        let mut locked = self.lock_charges(charges);
-        let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
-            || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
-        let mut converted = Vec::new();
-        if has_inline && charges.iter().all(|charge| charge.part.verb == Verb::Refund) {
-            let refund = |at: usize, verb, cost| {
-                let (data, call) = locked.key(at, charges[at].quota);
-                data.refund_in_own_window(&Call { verb, cost, ..call }, charges[at].instead_of)
-            };
-            return decide(charges, refund);
+        let mut locked = LockedKeys::new(self);
+        locked.lock_charges(charges);
+        if charges.iter().any(|charge| charge.instead_of.is_some())
+            || locked.shards.iter().any(|data| !data.inline_quotas.is_empty())
+        {
+            return locked.apply_beside_inline_quotas(charges, decided);
         }
-        if has_inline {
-            for (at, charge) in charges.iter().enumerate() {
-                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
-                converted.extend(inline_quotas.before(&call, charge.instead_of, shard).map(|one| (at, one)));
-            }
-        }
-        let apply = |at: usize, verb, cost| {
-            let hold = charges[at].new_hold();
-            let (data, call) = locked.key(at, charges[at].quota);
-            data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
-        };
-        let decided = decide(charges, apply);
-        if has_inline {
-            for (at, charge) in charges.iter().enumerate() {
-                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
-                inline_quotas.after(&call, charge.instead_of.is_some(), shard);
-            }
-        }
-        // A charge of nothing leaves its key unchanged.
-        for (at, one) in converted.into_iter().rev() {
-            let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charges[at].quota);
-            let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
-                after.cost > 0
-                    && charge.reserve.is_none()
-                    && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
-            };
-            if !charges.iter().zip(&decided.decisions).any(is_moved) {
-                inline_quotas.undo(&call, one, shard);
-            }
-        }
-        decided
+        decide(charges, decided, |at, verb, cost| locked.apply(at, &charges[at], verb, cost));
     }
 
-    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+    fn check_once(&self, charges: &[Charge<'_>], id: &str, decided: &mut StoreDecisions) {
         let cache = self.idempotent.get_or_init(IdempotencyCache::default);
-        cache.check(charges, id, self.now(), || self.apply(charges))
+        cache.check(charges, id, self.now(), decided, |decided| self.apply(charges, decided));
     }
 
     fn reset(&self, charges: &[Charge<'_>]) -> bool {
-        let mut locked = self.lock_charges(charges);
+        let mut locked = LockedKeys::new(self);
+        locked.lock_charges(charges);
         charges.iter().enumerate().fold(false, |counted, (at, charge)| {
             let (data, call) = locked.key(at, charge.quota);
             data.on_key(&call, Shard::forget) || counted
@@ -207,7 +174,8 @@ impl LocalStore for MemoryStore {
     }
 
     fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
-        let mut locked = self.lock_charges(charges);
+        let mut locked = LockedKeys::new(self);
+        locked.lock_charges(charges);
         let found = charges.iter().enumerate().map(|(at, charge)| {
             let (data, call) = locked.key(at, charge.quota);
             data.on_key(&Call { cost: charge.part.cost, ..call }, Shard::inspect)
@@ -442,42 +410,6 @@ impl MemoryStore {
     fn lock(&self, at: usize) -> MutexGuard<'_, ShardData> {
         self.shards[at].0.lock()
     }
-
-    #[inline]
-    fn lock_charges(&self, charges: &[Charge<'_>]) -> LockedKeys<'_> {
-        self.lock_keys(charges.iter().map(|charge| (charge.key.id(&self.secret), charge.number)))
-    }
-
-    /// Locks the shards of these keys once each, in ascending order, and reads the time of the
-    /// decision.
-    #[inline]
-    fn lock_keys(&self, keys: impl ExactSizeIterator<Item = (KeyId, u32)>) -> LockedKeys<'_> {
-        let now = self.clock.now();
-        let mut locked = LockedKeys {
-            store: self,
-            keys: PerCharge::new(),
-            shards: PerCharge::new(),
-            now: Moment { at: now, wall: now },
-        };
-        locked.keys.reserve_exact(keys.len());
-        locked.keys.extend(keys.map(|(id, policy)| {
-            let address = self.address(id, policy);
-            (address, self.shard_of(address.place))
-        }));
-        let mut shards: PerCharge<usize> = locked.keys.iter().map(|(_, shard)| *shard).collect();
-        shards.sort_unstable();
-        shards.dedup();
-        locked.shards.reserve_exact(shards.len());
-        for at in &shards {
-            let mut data = self.lock(*at);
-            locked.now = data.shard.arrive(locked.now.at, &self.clock);
-            locked.shards.push(data);
-        }
-        for (_, shard) in &mut locked.keys {
-            *shard = shards.binary_search(shard).expect("the shard of every key is locked");
-        }
-        locked
-    }
 }
 
 /// Keys whose shards are locked.
@@ -490,6 +422,44 @@ struct LockedKeys<'s> {
 }
 
 impl<'s> LockedKeys<'s> {
+    /// No keys yet, at the store's time.
+    #[inline]
+    fn new(store: &'s MemoryStore) -> Self {
+        let now = store.clock.now();
+        let now = Moment { at: now, wall: now };
+        Self { store, keys: PerCharge::new(), shards: PerCharge::new(), now }
+    }
+
+    #[inline]
+    fn lock_charges(&mut self, charges: &[Charge<'_>]) {
+        let secret = &self.store.secret;
+        self.lock(charges.iter().map(|charge| (charge.key.id(secret), charge.number)));
+    }
+
+    /// Locks the shards of these keys once each, in ascending order, and sets the time of the
+    /// decision.
+    #[inline]
+    fn lock(&mut self, keys: impl Iterator<Item = (KeyId, u32)>) {
+        let store = self.store;
+        let mut shards = PerCharge::<usize>::new();
+        for (id, policy) in keys {
+            let address = store.address(id, policy);
+            let shard = store.shard_of(address.place);
+            self.keys.push((address, shard));
+            shards.push(shard);
+        }
+        shards.sort_unstable();
+        shards.dedup();
+        for at in &shards {
+            let mut data = store.lock(*at);
+            self.now = data.shard.arrive(self.now.at, &store.clock);
+            self.shards.push(data);
+        }
+        for (_, shard) in &mut self.keys {
+            *shard = shards.binary_search(shard).expect("the shard of every key is locked");
+        }
+    }
+
     /// The shard of a key, and a peek at it that costs nothing.
     #[inline]
     fn key<'q>(&mut self, at: usize, quota: &'q Quota) -> (&mut ShardData, Call<'q>)
@@ -499,6 +469,46 @@ impl<'s> LockedKeys<'s> {
         let (address, shard) = self.keys[at];
         let call = Call::peek(address, quota, self.now, &self.store.accounting, &self.store.secret);
         (&mut self.shards[shard], call)
+    }
+
+    #[inline]
+    fn apply(&mut self, at: usize, charge: &Charge<'_>, verb: Verb, cost: u64) -> Decision {
+        let hold = charge.new_hold();
+        let (data, call) = self.key(at, charge.quota);
+        data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
+    }
+
+    /// Decides charges, some of which have an inline quota or share a shard with a key that has one.
+    #[cold]
+    fn apply_beside_inline_quotas(&mut self, charges: &[Charge<'_>], decided: &mut StoreDecisions) {
+        if charges.iter().all(|charge| charge.part.verb == Verb::Refund) {
+            return decide(charges, decided, |at, verb, cost| {
+                let (data, call) = self.key(at, charges[at].quota);
+                data.refund_in_own_window(&Call { verb, cost, ..call }, charges[at].instead_of)
+            });
+        }
+        let mut converted = Vec::new();
+        for (at, charge) in charges.iter().enumerate() {
+            let (ShardData { shard, inline_quotas, .. }, call) = self.key(at, charge.quota);
+            converted.extend(inline_quotas.before(&call, charge.instead_of, shard).map(|one| (at, one)));
+        }
+        decide(charges, decided, |at, verb, cost| self.apply(at, &charges[at], verb, cost));
+        for (at, charge) in charges.iter().enumerate() {
+            let (ShardData { shard, inline_quotas, .. }, call) = self.key(at, charge.quota);
+            inline_quotas.after(&call, charge.instead_of.is_some(), shard);
+        }
+        // A charge of nothing leaves its key unchanged.
+        for (at, one) in converted.into_iter().rev() {
+            let (ShardData { shard, inline_quotas, .. }, call) = self.key(at, charges[at].quota);
+            let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
+                after.cost > 0
+                    && charge.reserve.is_none()
+                    && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
+            };
+            if !charges.iter().zip(&decided.decisions).any(is_moved) {
+                inline_quotas.undo(&call, one, shard);
+            }
+        }
     }
 }
 

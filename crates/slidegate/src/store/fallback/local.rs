@@ -13,7 +13,7 @@ use crate::charge::{Charge, Charges, OnStoreError, PerCharge};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::quota::{ChangedPolicy, Quota};
 use crate::store::memory::{MemoryStore, Requote};
-use crate::store::{LocalStore as _, with_denials};
+use crate::store::{LocalStore as _, StoreDecisions, with_denials};
 use crate::time::{Timestamp, jitter, micros};
 use crate::verb::Role;
 
@@ -84,7 +84,9 @@ impl LocalDecisions {
             part.enforced &= part.role != Role::Together || !cannot_deny_together;
             local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
         }
-        let mut local = self.memory.apply(&local).decisions.into_iter();
+        let mut decided = StoreDecisions::default();
+        self.memory.apply(&local, &mut decided);
+        let mut local = decided.decisions.into_iter();
         let now = self.memory.wall_time();
         let decide = |(charge, left): (&Charge<'_>, &Option<Remainder>)| {
             if !is_local(charge) {

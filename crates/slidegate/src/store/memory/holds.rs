@@ -3,7 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::shard::{Call, Shard};
-use super::{MemoryStore, ShardData};
+use super::{LockedKeys, MemoryStore, ShardData};
 use crate::charge::{MetQuota, PerCharge};
 use crate::error::Error;
 use crate::hold::HoldStatus;
@@ -56,7 +56,8 @@ impl MemoryStore {
         let with_quota = |one: &HoldCall<'_>| (KeyId::from_bytes(one.key), one.quota(MetQuota::OfPolicy));
         let keys: PerCharge<(KeyId, Quota)> = changes.iter().map(with_quota).collect();
         let ids = changes.iter().zip(&keys).map(|(one, (id, _))| (*id, one.number));
-        let mut locked = self.lock_keys(ids);
+        let mut locked = LockedKeys::new(self);
+        locked.lock(ids);
         let mut fits = true;
         for (at, one) in changes.iter().enumerate().filter(|(_, one)| one.change.is_extension()) {
             let (data, call) = locked.key(at, &keys[at].1);

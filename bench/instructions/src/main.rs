@@ -1,0 +1,117 @@
+//! One case, a number of times, for `bench/instructions/run`, which counts its instructions.
+//!
+//! `slidegate-instructions CASE TIMES [REDIS_URL]`
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::{Ready, ready};
+use std::hint::black_box;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::response::Response;
+use slidegate::{Gate, Limiter, Policy, PolicySet, Quota, SharedGate};
+use slidegate_http::headers::HeaderOptions;
+use slidegate_http::layer::{Attribute, RateLimitLayer};
+use slidegate_redis::{RedisOptions, RedisStore};
+use tower::{Layer, Service};
+
+/// Never reached.
+const LIMIT: u64 = 1_000_000_000;
+const KEY: &str = "user-0000001";
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn main() -> Outcome {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(case), Some(times)) = (arguments.next(), arguments.next()) else {
+        return Err("usage: slidegate-instructions CASE TIMES [REDIS_URL]".into());
+    };
+    let times: u32 = times.parse()?;
+    match (case.as_str(), arguments.next()) {
+        ("limiter", _) => limiter(times),
+        ("gate-1", _) => gate(1, times),
+        ("gate-2", _) => gate(2, times),
+        ("gate-4", _) => gate(4, times),
+        ("gate-16", _) => gate(16, times),
+        ("layer-plain", _) => layer(HeaderOptions::OFF, times),
+        ("layer-fields", _) => layer(HeaderOptions::default(), times),
+        ("redis", Some(url)) => redis(&url, times),
+        _ => Err(format!("invalid case `{case}`: is none of this program").into()),
+    }
+}
+
+fn limiter(times: u32) -> Outcome {
+    let limiter = Limiter::new(Quota::per_hour(LIMIT));
+    for _ in 0..times {
+        assert!(black_box(limiter.check(black_box(KEY))).is_allowed());
+    }
+    Ok(())
+}
+
+fn policies(number: u32) -> Result<PolicySet, slidegate::Error> {
+    let policy = |at| Ok(Policy::new(format!("p{at}"), Quota::per_hour(LIMIT))?.with_scope(["user"]));
+    PolicySet::new((0..number).map(policy).collect::<Result<Vec<_>, slidegate::Error>>()?)
+}
+
+fn gate(number: u32, times: u32) -> Outcome {
+    let gate = Gate::new(policies(number)?);
+    let request = slidegate::Request::new().with("user", KEY).with("path", "/service/10009");
+    for _ in 0..times {
+        let decisions = gate.check(black_box(&request));
+        assert!(black_box(&decisions).is_allowed());
+    }
+    Ok(())
+}
+
+/// A service that responds at once.
+#[derive(Clone)]
+struct Bare;
+
+impl Service<axum::extract::Request> for Bare {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Ready<Result<Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    #[inline(never)]
+    fn call(&mut self, _: axum::extract::Request) -> Self::Future {
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+fn layer(headers: HeaderOptions, times: u32) -> Outcome {
+    let policy = Policy::new("per-ip", Quota::per_hour(LIMIT))?.with_scope(["ip"]);
+    let builder = RateLimitLayer::builder(Gate::new(PolicySet::new([policy])?));
+    let builder = builder.attribute("ip", Attribute::client_addr()).headers(headers);
+    let mut service = builder.build()?.layer(Bare);
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..times {
+        let mut request = axum::extract::Request::new(Body::empty());
+        request.extensions_mut().insert(ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 1000))));
+        let Poll::Ready(Ok(())) = service.poll_ready(&mut cx) else { return Err("not ready".into()) };
+        let Poll::Ready(Ok(response)) = pin!(service.call(request)).poll(&mut cx) else {
+            return Err("no answer at once".into());
+        };
+        assert_eq!(black_box(&response).status(), 200);
+    }
+    Ok(())
+}
+
+fn redis(url: &str, times: u32) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let gate = SharedGate::new(policies(1)?, RedisStore::new(RedisOptions::new(url)?)?)?;
+        let request = slidegate::Request::new().with("user", KEY);
+        for _ in 0..times {
+            assert!(gate.check(&request).await.is_allowed());
+        }
+        Ok(())
+    })
+}
