@@ -81,7 +81,7 @@ impl Call<'_> {
     ) -> Decisions<'r> {
         let Engine { store, observer, .. } = self.engine;
         self.count(requests.len());
-        let (span_start, started) = (observer.span_start(), observer.start());
+        let (span_start, started) = (observer.span_start(), observer.store_call(!store.is_in_memory()));
         let decisions = store.apply(verb, requests, id).await;
         observer.record_store_call(started, &decisions);
         if !requests.is_empty() {

@@ -335,11 +335,15 @@ impl Observer {
         }
     }
 
-    /// Records the duration of a store call since `start`, if the store decided.
-    pub(crate) fn record_store_call(&self, start: Timestamp, decisions: &Decisions<'_>) {
-        if self.options.metrics
-            && decisions.iter().any(|one| one.decision().source() == DecisionSource::Store)
-        {
+    /// The start of a call to the store, if it is shared: a decision in memory takes less than its measurement.
+    pub(crate) fn store_call(&self, is_shared: bool) -> Option<Timestamp> {
+        (is_shared && self.options.metrics).then(|| self.clock.now())
+    }
+
+    /// Records the duration of a call to a shared store since `start`, if the store decided.
+    pub(crate) fn record_store_call(&self, start: Option<Timestamp>, decisions: &Decisions<'_>) {
+        let Some(start) = start else { return };
+        if decisions.iter().any(|one| one.decision().source() == DecisionSource::Store) {
             self.store_latency.add(self.clock.now() - start, 1);
         }
     }

@@ -368,10 +368,10 @@ mod tests {
         let sizes = [
             ("a decision: nine numbers and five flags", size_of::<Decision>(), 80),
             ("a decision with its place", size_of::<PlacedDecision>(), 96),
-            ("decisions of a store on four charges", size_of::<StoreDecisions>(), 344),
-            ("decisions of four policies, with their set and requests", size_of::<Decisions<'_>>(), 448),
-            ("a charge: quotas, key, block and part", size_of::<Charge<'_>>(), 120),
-            ("a plan of four charges", size_of::<Plan<'_>>(), 576),
+            ("decisions of a store on four charges", size_of::<StoreDecisions>(), 336),
+            ("decisions of four policies, with their set and requests", size_of::<Decisions<'_>>(), 440),
+            ("a charge: quotas, key, block and part", size_of::<Charge<'_>>(), 88),
+            ("a plan of four charges", size_of::<Plan<'_>>(), 448),
             ("a request: six attributes in place", size_of::<Request<'_>>(), 336),
         ];
         for (what, size, most) in sizes {

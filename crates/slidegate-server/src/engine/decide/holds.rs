@@ -25,7 +25,8 @@ impl Call<'_> {
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
         let engine = self.engine;
-        let (span_start, started) = (engine.observer.span_start(), engine.observer.start());
+        let span_start = engine.observer.span_start();
+        let started = engine.observer.store_call(!engine.store.is_in_memory());
         let reserved = engine.store.reserve(requests, options).await?;
         self.count(requests.len());
         engine.observer.record_store_call(started, reserved.decisions());
