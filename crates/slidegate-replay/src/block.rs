@@ -3,6 +3,8 @@
 //! A request is a [`Record`]: numbers, and texts as offsets into its block, so a line costs no
 //! allocation. Decoded texts are in a second buffer of the block.
 
+use std::borrow::Cow;
+
 use crate::column::unescape;
 use crate::malformed::Malformed;
 
@@ -89,17 +91,6 @@ impl Record {
         extras_len: 0,
         status: 0,
     };
-
-    /// Whether it has attributes beyond those of every format.
-    #[inline]
-    pub(crate) fn has_extras(&self) -> bool {
-        self.extras_len > 0
-    }
-
-    #[inline]
-    pub(crate) fn set(&mut self, text: Text, span: Span) {
-        self.texts[text as usize] = span;
-    }
 }
 
 /// The parse result of a block's lines.
@@ -259,8 +250,7 @@ impl<'b> RecordWriter<'b> {
     /// Sets a text of the record.
     #[inline]
     pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {
-        let span = self.escaped(text, escape);
-        self.record.set(which, span);
+        self.record.texts[which as usize] = self.escaped(text, escape);
     }
 
     /// A text already set; `None` if absent.
@@ -271,7 +261,7 @@ impl<'b> RecordWriter<'b> {
     /// Whether the record has further attributes.
     #[inline]
     pub(crate) fn has_extras(&self) -> bool {
-        self.record.has_extras()
+        self.record.extras_len > 0
     }
 
     /// Names and values of further attributes so far.
@@ -283,13 +273,11 @@ impl<'b> RecordWriter<'b> {
     fn escaped(&mut self, text: &[u8], escape: Escape) -> Span {
         match escape {
             Escape::None => self.span(text),
-            Escape::Backslash => self.maybe_decoded(text, &unescape(text)),
+            Escape::Backslash => match unescape(text) {
+                Cow::Borrowed(text) => self.span(text),
+                Cow::Owned(decoded) => self.parsed.decode(&decoded),
+            },
         }
-    }
-
-    fn maybe_decoded(&mut self, text: &[u8], decoded: &[u8]) -> Span {
-        // A borrowed result is the text itself.
-        if std::ptr::eq(text, decoded) { self.span(text) } else { self.parsed.decode(decoded) }
     }
 
     /// Adds an attribute named by the format, by its number there.
