@@ -89,16 +89,16 @@ pub(crate) struct DeniedKey {
 impl SeenKeys {
     /// Counts a decision and returns its key; `None` if the key is not tracked.
     pub(crate) fn count(&mut self, decision: &PolicyDecision<'_>, words: &Words) -> Option<&mut SeenKey> {
+        let decided = decision.decision();
         let Some(key) = self.keys.at(&decision.key()) else {
-            self.denials_not_kept += u64::from(decision.decision().is_denied());
+            self.denials_not_kept += u64::from(decided.is_denied());
             return None;
         };
-        key.peak_tenths =
-            key.peak_tenths.max(tenths(decision.decision().used(), decision.decision().limit()));
-        if decision.decision().is_allowed() {
+        key.peak_tenths = key.peak_tenths.max(tenths(decided.used(), decided.limit()));
+        if decided.is_allowed() {
             return Some(key);
         }
-        let at_us = decision.decision().at().as_micros();
+        let at_us = decided.at().as_micros();
         if !key.is_denied {
             key.is_denied = true;
             self.denied += 1;

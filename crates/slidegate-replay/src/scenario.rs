@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Policy, PolicySet, Quota, clock::Timestamp, store::MemoryStats};
+use slidegate::{Decisions, PolicySet, clock::Timestamp, store::MemoryStats};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::decider::{Decider, Options};
@@ -52,8 +52,6 @@ pub(crate) struct RequestCounts {
 /// Decisions of one policy.
 #[derive(Debug)]
 pub(crate) struct PolicyCounts {
-    /// The quota of keys without their own, used to compute their size.
-    quota: Quota,
     pub(crate) seen: u64,
     pub(crate) denied: u64,
     pub(crate) timeline: Timeline<u32>,
@@ -77,11 +75,13 @@ impl Scenario {
         each: Option<Box<dyn Write + Send>>,
     ) -> Self {
         let tally = Tally {
-            policies: policies.iter().map(PolicyCounts::new).collect(),
+            live: LiveKeys::new(
+                policies.iter().map(|policy| policy.options().counts.counted(policy.quota())),
+            ),
+            policies: policies.iter().map(|_| PolicyCounts::new()).collect(),
             words,
             counts: RequestCounts::default(),
             timeline: Timeline::new(MAX_BUCKETS),
-            live: LiveKeys::default(),
             each: each.map(EachWriter),
             written: Ok(()),
         };
@@ -94,9 +94,9 @@ impl Scenario {
     /// A line cannot be written. The entry is decided anyway.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         let Self { decider, tally } = self;
-        batch.for_each(|line| {
-            let decisions = decider.decide(line);
-            tally.count(decider.now(), line.entry, &decisions);
+        batch.for_each(|entry, request| {
+            let decisions = decider.decide(entry.time_us, request);
+            tally.count(decider.now(), entry, &decisions);
             tally.write_line(decider.now(), &decisions);
         });
         std::mem::replace(&mut tally.written, Ok(()))
@@ -148,15 +148,14 @@ impl Tally {
                 *counts.timeline.at(now.as_micros()) += 1;
             }
             if let Some(key) = counts.keys.count(&decision, &self.words) {
-                self.live.count(&mut key.live, &counts.quota, &decision);
+                self.live.count(&mut key.live, &decision);
             }
         }
     }
 }
 
 impl PolicyCounts {
-    fn new(policy: &Policy) -> Self {
-        let quota = policy.options().counts.counted(policy.quota());
-        Self { quota, seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
+    fn new() -> Self {
+        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
     }
 }

@@ -357,7 +357,7 @@ impl SweepPoint {
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) {
         let Self { decider, counts, .. } = self;
-        batch.for_each(|line| counts.count(&decider.decide(line)));
+        batch.for_each(|entry, request| counts.count(&decider.decide(entry.time_us, request)));
     }
 
     /// Keys that the store evicted while they still counted.
