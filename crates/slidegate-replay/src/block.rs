@@ -41,7 +41,6 @@ impl Span {
     }
 
     /// A text in the block itself. `start` is below a block's length, so it fits.
-    #[inline]
     #[allow(clippy::cast_possible_truncation)] // blocks are far below 2 GiB
     pub(crate) fn of_block(start: usize, len: usize) -> Self {
         debug_assert!(start + len < DECODED as usize);
@@ -117,7 +116,6 @@ pub(crate) struct Block {
 
 impl Block {
     /// The lines, with their ends.
-    #[inline]
     pub(crate) fn lines(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -158,7 +156,6 @@ impl Block {
         self.grow(bytes.len());
     }
 
-    #[inline]
     pub(crate) fn text(&self, span: Span) -> Option<&[u8]> {
         span.of(&self.bytes, &self.parsed.decoded)
     }
@@ -237,7 +234,6 @@ impl<'b> RecordWriter<'b> {
     }
 
     /// The span of a text: in place if it lies in the lines, otherwise copied.
-    #[inline]
     pub(crate) fn span(&mut self, text: &[u8]) -> Span {
         let start = (text.as_ptr() as usize).wrapping_sub(self.lines.as_ptr() as usize);
         if start < self.lines.len() && start + text.len() <= self.lines.len() {
@@ -248,7 +244,6 @@ impl<'b> RecordWriter<'b> {
     }
 
     /// Sets a text of the record.
-    #[inline]
     pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {
         self.record.texts[which as usize] = self.escaped(text, escape);
     }
@@ -259,7 +254,6 @@ impl<'b> RecordWriter<'b> {
     }
 
     /// Whether the record has further attributes.
-    #[inline]
     pub(crate) fn has_extras(&self) -> bool {
         self.record.extras_len > 0
     }

@@ -4,6 +4,7 @@
 //! (docs/redis-layout.md).
 
 use std::collections::VecDeque;
+use std::ops::{Add, Sub};
 
 use slidegate::{PolicyDecision, Quota};
 
@@ -80,7 +81,7 @@ impl LiveKeys {
             while policy.first.saturating_mul(policy.step) <= now
                 && let Some(removed) = policy.ends.pop_front()
             {
-                self.now.subtract(removed);
+                self.now = self.now.with(removed, Sub::sub);
                 policy.first = policy.first.saturating_add(1);
             }
         }
@@ -89,8 +90,8 @@ impl LiveKeys {
         let end = second(at_us.saturating_add(policy.lasts_us)).div_ceil(policy.step);
         let mut charged = LiveKey { end, memory, redis };
         if let Some(at_end) = policy.ends.get_mut(key.end.wrapping_sub(policy.first) as usize) {
-            at_end.subtract(key.sum());
-            self.now.subtract(key.sum());
+            *at_end = at_end.with(key.sum(), Sub::sub);
+            self.now = self.now.with(key.sum(), Sub::sub);
             // Allocated memory stays allocated.
             charged.memory = memory.max(key.memory);
             charged.redis = redis.max(key.redis);
@@ -103,14 +104,9 @@ impl LiveKeys {
         if place >= policy.ends.len() {
             policy.ends.resize(place + 1, KeySum::default());
         }
-        policy.ends[place].add(key.sum());
-        self.now.add(key.sum());
-        let KeySum { keys, memory, redis } = self.now;
-        self.most = KeySum {
-            keys: keys.max(self.most.keys),
-            memory: memory.max(self.most.memory),
-            redis: redis.max(self.most.redis),
-        };
+        policy.ends[place] = policy.ends[place].with(key.sum(), Add::add);
+        self.now = self.now.with(key.sum(), Add::add);
+        self.most = self.most.with(self.now, Ord::max);
     }
 }
 
@@ -139,16 +135,12 @@ impl LiveKey {
 }
 
 impl KeySum {
-    fn add(&mut self, other: Self) {
-        self.keys += other.keys;
-        self.memory += other.memory;
-        self.redis += other.redis;
-    }
-
-    fn subtract(&mut self, other: Self) {
-        self.keys -= other.keys;
-        self.memory -= other.memory;
-        self.redis -= other.redis;
+    fn with(self, other: Self, compute: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            keys: compute(self.keys, other.keys),
+            memory: compute(self.memory, other.memory),
+            redis: compute(self.redis, other.redis),
+        }
     }
 }
 
