@@ -197,7 +197,7 @@ impl DiffSide {
             counts.seen += 1;
             if decision.decision().is_denied() {
                 counts.denied += 1;
-                counts.denied_keys.at(&decision.key());
+                counts.denied_keys.at(counts.denied_keys.hash(&decision.key()));
             }
         }
         if is_changed && let Some(decision) = decisions.strictest() {

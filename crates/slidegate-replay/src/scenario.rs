@@ -5,7 +5,9 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicySet, clock::Timestamp, store::MemoryStats};
+use slidegate::{
+    Decisions, PolicyDecision, PolicySet, clock::Timestamp, internal::PerCharge, store::MemoryStats,
+};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::decider::{Decider, Options};
@@ -140,14 +142,20 @@ impl Tally {
             bucket.allowed += 1;
         }
         self.counts.unmatched += u64::from(decisions.iter().len() == 0);
-        for decision in decisions.iter() {
+        let hash = |one: PolicyDecision<'_>| self.policies[one.position()].keys.keys.hash(&one.key());
+        let hashes: PerCharge<u64> = decisions.iter().map(hash).collect();
+        // Far more keys than a cache holds: finding those of a line at once waits for memory once.
+        for (decision, hash) in decisions.iter().zip(&hashes) {
+            self.policies[decision.position()].keys.keys.at(*hash);
+        }
+        for (decision, hash) in decisions.iter().zip(hashes) {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.decision().is_denied() {
                 counts.denied += 1;
                 *counts.timeline.at(now.as_micros()) += 1;
             }
-            if let Some(key) = counts.keys.count(&decision, &self.words) {
+            if let Some(key) = counts.keys.count(hash, &decision, &self.words) {
                 self.live.count(&mut key.live, &decision);
             }
         }

@@ -373,7 +373,7 @@ impl SweepCounts {
         let is_denial = |one: &PolicyDecision<'_>| one.position() == swept && one.decision().is_denied();
         for decision in decisions.iter().filter(is_denial) {
             self.denied += 1;
-            self.denied_keys.at(&decision.key());
+            self.denied_keys.at(self.denied_keys.hash(&decision.key()));
         }
     }
 }
