@@ -181,6 +181,8 @@ mod tests {
             (&[(1, 0, 10), (1, 100, 70), (1, 200, 30), (2, 300, 5)], (2, 75, 150)),
             // It starts again after it was gone.
             (&[(1, 0, 70), (1, 125, 30), (2, 126, 5)], (2, 70, 140)),
+            // All times after 2106, such as those of a broken clock, count as one at which every key ends.
+            (&[(1, 4_000_000_000, 10), (1, 4_000_000_000, 10), (2, 5_000_000_000, 10)], (1, 10, 20)),
         ] {
             assert_eq!(most(charges), expected, "{charges:?}");
         }
