@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use slidegate::{Policy, PolicySet, Request, Value};
@@ -24,14 +25,9 @@ pub(crate) struct EntryBatch {
     entries: Vec<BatchEntry>,
     /// The attributes of each entry, in the order of the names.
     values: Vec<StoredValue>,
-    /// Whether any entry has the attribute, by name.
-    occurred: Vec<bool>,
     /// Text values, concatenated.
     texts: Vec<u8>,
 }
-
-/// The position of a text in a batch.
-type TextRange = std::ops::Range<usize>;
 
 /// The attributes that policies need, in alphabetical order.
 pub(crate) type AttributeNames = Arc<[String]>;
@@ -49,14 +45,8 @@ pub(crate) struct BatchEntry {
 enum StoredValue {
     Absent,
     Address(IpAddr),
-    Text(TextRange),
-}
-
-/// A log line being decided.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Line<'b> {
-    pub(crate) entry: BatchEntry,
-    pub(crate) request: &'b Request<'b>,
+    /// The position of a text in the batch.
+    Text(Range<usize>),
 }
 
 /// The attributes that these sets need.
@@ -71,17 +61,21 @@ impl EntryBatch {
         Self {
             entries: Vec::with_capacity(BATCH_ENTRIES),
             values: Vec::with_capacity(BATCH_ENTRIES * names.len()),
-            occurred: vec![false; names.len()],
             texts: Vec::new(),
             names,
         }
     }
 
-    pub(crate) fn push(&mut self, entry: &Entry<'_>) {
-        for (name, occurred) in self.names.iter().zip(&mut self.occurred) {
+    /// Adds an entry and notes which attributes have occurred, in the order of the names.
+    pub(crate) fn push(&mut self, entry: &Entry<'_>, occurred: &mut [bool]) {
+        for (name, occurred) in self.names.iter().zip(occurred) {
             let value = match attribute(entry, name) {
                 Some(AttributeValue::Address(ip)) => StoredValue::Address(ip),
-                Some(AttributeValue::Text(text)) => StoredValue::Text(add(&mut self.texts, &text)),
+                Some(AttributeValue::Text(text)) => {
+                    let start = self.texts.len();
+                    self.texts.extend_from_slice(&text);
+                    StoredValue::Text(start..self.texts.len())
+                }
                 None => StoredValue::Absent,
             };
             *occurred |= !matches!(value, StoredValue::Absent);
@@ -103,21 +97,11 @@ impl EntryBatch {
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
         self.values.clear();
-        self.occurred.fill(false);
         self.texts.clear();
     }
 
-    /// Whether any entry has the attribute, by name.
-    pub(crate) fn occurred(&self) -> &[bool] {
-        &self.occurred
-    }
-
-    fn text(&self, range: &TextRange) -> &[u8] {
-        &self.texts[range.clone()]
-    }
-
-    /// Calls `decide` for each line, in order of time.
-    pub(crate) fn for_each(&self, mut decide: impl FnMut(Line<'_>)) {
+    /// Calls `decide` for each entry with its request, in order of time.
+    pub(crate) fn for_each(&self, mut decide: impl FnMut(BatchEntry, &Request<'_>)) {
         for (at, entry) in self.entries.iter().enumerate() {
             let mut request = Request::new().with_cost(entry.cost);
             // In place: moving a request takes as long as adding an attribute.
@@ -126,17 +110,11 @@ impl EntryBatch {
                 let value = match value {
                     StoredValue::Absent => return None,
                     StoredValue::Address(ip) => Value::Address(*ip),
-                    StoredValue::Text(range) => Value::Bytes(self.text(range)),
+                    StoredValue::Text(range) => Value::Bytes(&self.texts[range.clone()]),
                 };
                 Some((name.as_str(), value))
             }));
-            decide(Line { entry: *entry, request: &request });
+            decide(*entry, &request);
         }
     }
-}
-
-fn add(texts: &mut Vec<u8>, text: &[u8]) -> TextRange {
-    let start = texts.len();
-    texts.extend_from_slice(text);
-    start..texts.len()
 }

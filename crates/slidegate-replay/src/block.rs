@@ -3,6 +3,8 @@
 //! A request is a [`Record`]: numbers, and texts as offsets into its block, so a line costs no
 //! allocation. Decoded texts are in a second buffer of the block.
 
+use std::borrow::Cow;
+
 use crate::column::unescape;
 use crate::malformed::Malformed;
 
@@ -39,7 +41,6 @@ impl Span {
     }
 
     /// A text in the block itself. `start` is below a block's length, so it fits.
-    #[inline]
     #[allow(clippy::cast_possible_truncation)] // blocks are far below 2 GiB
     pub(crate) fn of_block(start: usize, len: usize) -> Self {
         debug_assert!(start + len < DECODED as usize);
@@ -89,17 +90,6 @@ impl Record {
         extras_len: 0,
         status: 0,
     };
-
-    /// Whether it has attributes beyond those of every format.
-    #[inline]
-    pub(crate) fn has_extras(&self) -> bool {
-        self.extras_len > 0
-    }
-
-    #[inline]
-    pub(crate) fn set(&mut self, text: Text, span: Span) {
-        self.texts[text as usize] = span;
-    }
 }
 
 /// The parse result of a block's lines.
@@ -126,7 +116,6 @@ pub(crate) struct Block {
 
 impl Block {
     /// The lines, with their ends.
-    #[inline]
     pub(crate) fn lines(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -167,7 +156,6 @@ impl Block {
         self.grow(bytes.len());
     }
 
-    #[inline]
     pub(crate) fn text(&self, span: Span) -> Option<&[u8]> {
         span.of(&self.bytes, &self.parsed.decoded)
     }
@@ -246,7 +234,6 @@ impl<'b> RecordWriter<'b> {
     }
 
     /// The span of a text: in place if it lies in the lines, otherwise copied.
-    #[inline]
     pub(crate) fn span(&mut self, text: &[u8]) -> Span {
         let start = (text.as_ptr() as usize).wrapping_sub(self.lines.as_ptr() as usize);
         if start < self.lines.len() && start + text.len() <= self.lines.len() {
@@ -257,10 +244,8 @@ impl<'b> RecordWriter<'b> {
     }
 
     /// Sets a text of the record.
-    #[inline]
     pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {
-        let span = self.escaped(text, escape);
-        self.record.set(which, span);
+        self.record.texts[which as usize] = self.escaped(text, escape);
     }
 
     /// A text already set; `None` if absent.
@@ -269,9 +254,8 @@ impl<'b> RecordWriter<'b> {
     }
 
     /// Whether the record has further attributes.
-    #[inline]
     pub(crate) fn has_extras(&self) -> bool {
-        self.record.has_extras()
+        self.record.extras_len > 0
     }
 
     /// Names and values of further attributes so far.
@@ -283,13 +267,11 @@ impl<'b> RecordWriter<'b> {
     fn escaped(&mut self, text: &[u8], escape: Escape) -> Span {
         match escape {
             Escape::None => self.span(text),
-            Escape::Backslash => self.maybe_decoded(text, &unescape(text)),
+            Escape::Backslash => match unescape(text) {
+                Cow::Borrowed(text) => self.span(text),
+                Cow::Owned(decoded) => self.parsed.decode(&decoded),
+            },
         }
-    }
-
-    fn maybe_decoded(&mut self, text: &[u8], decoded: &[u8]) -> Span {
-        // A borrowed result is the text itself.
-        if std::ptr::eq(text, decoded) { self.span(text) } else { self.parsed.decode(decoded) }
     }
 
     /// Adds an attribute named by the format, by its number there.

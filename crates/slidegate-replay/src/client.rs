@@ -13,7 +13,7 @@ const HEADER: &str = "header.";
 /// come from a trusted proxy.
 pub(crate) fn derive(rule: &ClientAddr, out: &mut RecordWriter<'_>) {
     let Some(client) = out.known(out.record.texts[Text::Client as usize]) else { return };
-    let list = memchr::memrchr(b',', client).map(|comma| &client[..comma]);
+    let list = client.iter().rposition(|&byte| byte == b',').map(|comma| &client[..comma]);
     if list.is_none() && !out.has_extras() {
         return;
     }

@@ -1,7 +1,6 @@
 //! One column of a line: quotes, escapes, numbers, and marks of absent values.
 
 use std::borrow::Cow;
-use std::str::FromStr;
 
 /// Splits `"text" rest` into `text` and ` rest`. `None` without a closing quote.
 ///
@@ -57,16 +56,17 @@ pub(crate) fn present(text: &[u8]) -> Option<&[u8]> {
     (!matches!(text, b"" | b"-" | b"\"\"")).then_some(text)
 }
 
-pub(crate) fn number_or_dash<T: FromStr + Default>(text: &[u8]) -> Option<T> {
+pub(crate) fn number_or_dash<T: TryFrom<u64> + Default>(text: &[u8]) -> Option<T> {
     if text == b"-" { Some(T::default()) } else { number(text) }
 }
 
 /// Digits only: `FromStr` would accept a sign.
-pub(crate) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
-    if !text.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    std::str::from_utf8(text).ok()?.parse().ok()
+pub(crate) fn number<T: TryFrom<u64>>(text: &[u8]) -> Option<T> {
+    let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(byte - b'0'));
+    let (first, rest) = text.split_first()?;
+    let number =
+        rest.iter().try_fold(digit(first)?, |number, byte| number.checked_mul(10)?.checked_add(digit(byte)?));
+    T::try_from(number?).ok()
 }
 
 /// Whether a text has only a method's characters (RFC 9110, 5.6.2). They exclude the backslash, so

@@ -1,11 +1,9 @@
 //! The gate that decides log entries, with a clock that follows the log.
 
 use slidegate::{
-    Decisions, Gate, MemoryStore, PolicySet,
+    Decisions, Gate, MemoryStore, PolicySet, Request,
     clock::{ManualClock, Timestamp},
 };
-
-use crate::batch::Line;
 
 /// A gate whose clock follows a log.
 #[derive(Debug)]
@@ -40,11 +38,11 @@ impl Decider {
         Self { gate: Gate::with_memory(policies, store), clock, now: Timestamp::EPOCH }
     }
 
-    /// Decides a line at its time, or at the current time if that is later.
-    pub(crate) fn decide<'r>(&mut self, line: Line<'r>) -> Decisions<'r> {
-        self.now = self.now.max(Timestamp::from_micros(line.entry.time_us));
+    /// Decides a request at its time, or at the current time if that is later.
+    pub(crate) fn decide<'r>(&mut self, time_us: u64, request: &'r Request<'r>) -> Decisions<'r> {
+        self.now = self.now.max(Timestamp::from_micros(time_us));
         self.clock.set(self.now);
-        self.gate.check(line.request)
+        self.gate.check(request)
     }
 
     /// The current time.

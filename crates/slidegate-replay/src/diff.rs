@@ -133,8 +133,9 @@ fn changed_policies(old: &PolicySet, new: &PolicySet) -> HashSet<String> {
 
 impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        batch.for_each(|line| {
-            let (old, new) = (self.old.decider.decide(line), self.new.decider.decide(line));
+        batch.for_each(|entry, request| {
+            let old = self.old.decider.decide(entry.time_us, request);
+            let new = self.new.decider.decide(entry.time_us, request);
             self.requests += 1;
             self.count(&old, &new);
         });
@@ -196,7 +197,7 @@ impl DiffSide {
             counts.seen += 1;
             if decision.decision().is_denied() {
                 counts.denied += 1;
-                counts.denied_keys.at(&decision.key());
+                counts.denied_keys.at(counts.denied_keys.hash(&decision.key()));
             }
         }
         if is_changed && let Some(decision) = decisions.strictest() {

@@ -64,7 +64,6 @@ pub struct Extras<'a> {
 impl<'a> Extras<'a> {
     /// Whether there are no attributes.
     #[must_use]
-    #[inline]
     pub fn is_empty(self) -> bool {
         self.spans.is_empty()
     }

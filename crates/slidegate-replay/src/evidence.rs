@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use slidegate::{Policy, PolicySet};
 
 use crate::attributes::{NAMES, attribute};
-use crate::batch::{AttributeNames, EntryBatch};
+use crate::batch::AttributeNames;
 use crate::entry::Entry;
 use crate::wording::count_of;
 
@@ -20,7 +20,7 @@ const MAX_LISTED: usize = 20;
 pub(crate) struct Evidence {
     names: AttributeNames,
     /// Which of the needed names have occurred, in their order.
-    occurred: Vec<bool>,
+    pub(crate) occurred: Vec<bool>,
     /// Names of attributes in the log.
     known: BTreeSet<String>,
     examined: usize,
@@ -68,13 +68,6 @@ impl Evidence {
         };
         NAMES.into_iter().filter(|name| attribute(entry, name).is_some()).for_each(&mut note);
         entry.extra.iter().for_each(|(name, _)| note(name));
-    }
-
-    /// Records which needed attributes a batch has.
-    pub(crate) fn take(&mut self, batch: &EntryBatch) {
-        for (occurred, in_batch) in self.occurred.iter_mut().zip(batch.occurred()) {
-            *occurred |= in_batch;
-        }
     }
 
     /// Messages about policies, each given with the requests that it applied to.

@@ -29,19 +29,35 @@ const LOG_HEADER_BYTES: u64 = 48;
 const HOLDS_HEADER_BYTES: u64 = 32;
 const HOLD_BYTES: u64 = 30;
 
-/// Bytes of a key with this many counted requests of this cost: in memory and in Redis.
-pub(crate) fn key_bytes(quota: &Quota, charges: u64, cost: u64) -> [u64; 2] {
-    // Charges of one step share an entry.
-    let most = u64::from(quota.slots());
-    let entries = charges.clamp(1, most);
-    let used = charges.saturating_mul(cost);
-    let memory = |quota: &Quota| MemoryStore::bytes_per_key(quota, Excess::Refuse) as u64;
-    let (without_log, full) = (memory(&quota.with_limit(1)), memory(quota));
-    // A full log doubles its space. One entry lies beside the key.
-    let fillable = quota.capacity().clamp(entries, most);
-    let room = if entries == 1 { 0 } else { (2 * entries).min(fillable) };
-    let log = full.saturating_sub(without_log) * room / fillable;
-    [without_log + log, redis_key(value_bytes(quota, used, (entries, used.div_ceil(entries))))]
+/// Sizes of the keys of one quota.
+#[derive(Debug)]
+pub(crate) struct KeySizes {
+    quota: Quota,
+    /// Bytes in memory without a log, and those of a full one.
+    without_log: u64,
+    full_log: u64,
+}
+
+impl KeySizes {
+    pub(crate) fn new(quota: Quota) -> Self {
+        let memory = |quota: &Quota| MemoryStore::bytes_per_key(quota, Excess::Refuse) as u64;
+        let without_log = memory(&quota.with_limit(1));
+        Self { quota, without_log, full_log: memory(&quota).saturating_sub(without_log) }
+    }
+
+    /// Bytes of a key with this many counted requests of this cost: in memory and in Redis.
+    pub(crate) fn bytes(&self, charges: u64, cost: u64) -> [u64; 2] {
+        // Charges of one step share an entry.
+        let most = u64::from(self.quota.slots());
+        let entries = charges.clamp(1, most);
+        let used = charges.saturating_mul(cost);
+        // A full log doubles its space. One entry lies beside the key.
+        let fillable = self.quota.capacity().clamp(entries, most);
+        let room = if entries == 1 { 0 } else { (2 * entries).min(fillable) };
+        let log = self.full_log * room / fillable;
+        let value_bytes = value_bytes(&self.quota, used, (entries, used.div_ceil(entries)));
+        [self.without_log + log, redis_key(value_bytes)]
+    }
 }
 
 /// Bytes of a full key in Redis, as counted by `used_memory`, for names of usual length and no single cost
@@ -172,7 +188,7 @@ mod tests {
             (100, Algorithm::TokenBucket, 104),
         ] {
             let quota = Quota::per_minute(limit).with_algorithm(algorithm);
-            let [_, bytes] = key_bytes(&quota, limit, 1);
+            let [_, bytes] = KeySizes::new(quota).bytes(limit, 1);
             assert_eq!(bytes, expected + 16 + NOT_REPORTED, "{algorithm} {limit}");
         }
     }
@@ -215,7 +231,7 @@ mod tests {
                 }
             }
             let found = (gate.store().stats().bytes - empty) as u64 / 2_000;
-            let [said, _] = key_bytes(&quota, charges, cost);
+            let [said, _] = KeySizes::new(quota).bytes(charges, cost);
             assert!(found <= said && said <= found * 2, "{quota} {charges}: {found}, said {said}");
         }
     }

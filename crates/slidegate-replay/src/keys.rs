@@ -32,9 +32,13 @@ impl<V> Default for KeyMap<V> {
 }
 
 impl<V: Default> KeyMap<V> {
-    /// The value of a key, added if missing; `None` if it is new and there are too many.
-    pub(crate) fn at(&mut self, key: &Key<'_>) -> Option<&mut V> {
-        let hash = self.values.hasher().hash_one(key);
+    /// Identifies a key.
+    pub(crate) fn hash(&self, key: &Key<'_>) -> u64 {
+        self.values.hasher().hash_one(key)
+    }
+
+    /// The value of the key with this hash, added if missing; `None` if it is new and there are too many.
+    pub(crate) fn at(&mut self, hash: u64) -> Option<&mut V> {
         if self.is_full() { self.values.get_mut(&hash) } else { Some(self.values.entry(hash).or_default()) }
     }
 
@@ -87,18 +91,23 @@ pub(crate) struct DeniedKey {
 }
 
 impl SeenKeys {
-    /// Counts a decision and returns its key; `None` if the key is not tracked.
-    pub(crate) fn count(&mut self, decision: &PolicyDecision<'_>, words: &Words) -> Option<&mut SeenKey> {
-        let Some(key) = self.keys.at(&decision.key()) else {
-            self.denials_not_kept += u64::from(decision.decision().is_denied());
+    /// Counts a decision on the key with this hash, and returns the key; `None` if the key is not tracked.
+    pub(crate) fn count(
+        &mut self,
+        hash: u64,
+        decision: &PolicyDecision<'_>,
+        words: &Words,
+    ) -> Option<&mut SeenKey> {
+        let decided = decision.decision();
+        let Some(key) = self.keys.at(hash) else {
+            self.denials_not_kept += u64::from(decided.is_denied());
             return None;
         };
-        key.peak_tenths =
-            key.peak_tenths.max(tenths(decision.decision().used(), decision.decision().limit()));
-        if decision.decision().is_allowed() {
+        key.peak_tenths = key.peak_tenths.max(tenths(decided.used(), decided.limit()));
+        if decided.is_allowed() {
             return Some(key);
         }
-        let at_us = decision.decision().at().as_micros();
+        let at_us = decided.at().as_micros();
         if !key.is_denied {
             key.is_denied = true;
             self.denied += 1;
@@ -172,7 +181,7 @@ mod tests {
         for client in ["a", "b", "c", "c", "a", "c", "b", "a"] {
             let request = Request::new().with("ip", client);
             for decision in gate.check(&request).iter() {
-                seen.count(&decision, &words);
+                seen.count(seen.keys.hash(&decision.key()), &decision, &words);
             }
         }
         assert_eq!(

@@ -73,7 +73,7 @@ impl<J: Job> Pass<J> {
     /// A decision cannot be written, which can be reported for a later entry.
     pub(crate) fn push(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         self.evidence.examine(entry, self.batch.is_empty());
-        self.batch.push(entry);
+        self.batch.push(entry, &mut self.evidence.occurred);
         if self.batch.is_full() { self.decide() } else { Ok(()) }
     }
 
@@ -81,7 +81,6 @@ impl<J: Job> Pass<J> {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.evidence.take(&self.batch);
         match &mut self.mode {
             Mode::Here(jobs) => {
                 jobs.iter_mut().try_for_each(|job| job.decide(&self.batch))?;

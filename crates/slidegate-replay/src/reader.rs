@@ -276,7 +276,6 @@ impl LogReader {
     }
 
     /// Counts an entry whose time is far from the previous entry's.
-    #[inline]
     fn note_time(&mut self, head: Head) -> io::Result<()> {
         let (time_us, after_us) = (head.time_us, self.newest_us);
         if time_us >= after_us {

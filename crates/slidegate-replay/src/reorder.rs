@@ -56,24 +56,25 @@ impl Reorder {
     /// The oldest line, if nothing older can still come.
     pub(crate) fn release_due(&mut self) -> Option<PendingLine> {
         let due_us = self.newest_seen_us.saturating_sub(self.slack_us).max(self.newest_released_us);
-        if self.oldest()?.time_us <= due_us { self.release() } else { None }
+        self.release_if(|oldest| oldest.time_us <= due_us)
     }
 
     /// The oldest line, due or not: the log has ended, or too many wait.
     pub(crate) fn release(&mut self) -> Option<PendingLine> {
-        let oldest = self.oldest()?;
-        if self.queue.front() == Some(&oldest) {
-            self.queue.pop_front();
-        } else {
+        self.release_if(|_| true)
+    }
+
+    fn release_if(&mut self, may: impl Fn(&PendingLine) -> bool) -> Option<PendingLine> {
+        let late = self.late.peek().map(|Reverse(line)| line);
+        let is_late = late.is_some_and(|late| self.queue.front().is_none_or(|front| late < front));
+        let oldest = if is_late { late } else { self.queue.front() }.copied().filter(may)?;
+        if is_late {
             self.late.pop();
+        } else {
+            self.queue.pop_front();
         }
         self.newest_released_us = self.newest_released_us.max(oldest.time_us);
         Some(oldest)
-    }
-
-    fn oldest(&self) -> Option<PendingLine> {
-        let late = self.late.peek().map(|Reverse(line)| *line);
-        self.queue.front().copied().into_iter().chain(late).min()
     }
 }
 

@@ -5,7 +5,9 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Policy, PolicySet, Quota, clock::Timestamp, store::MemoryStats};
+use slidegate::{
+    Decisions, PolicyDecision, PolicySet, clock::Timestamp, internal::PerCharge, store::MemoryStats,
+};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::decider::{Decider, Options};
@@ -52,8 +54,6 @@ pub(crate) struct RequestCounts {
 /// Decisions of one policy.
 #[derive(Debug)]
 pub(crate) struct PolicyCounts {
-    /// The quota of keys without their own, used to compute their size.
-    quota: Quota,
     pub(crate) seen: u64,
     pub(crate) denied: u64,
     pub(crate) timeline: Timeline<u32>,
@@ -77,11 +77,13 @@ impl Scenario {
         each: Option<Box<dyn Write + Send>>,
     ) -> Self {
         let tally = Tally {
-            policies: policies.iter().map(PolicyCounts::new).collect(),
+            live: LiveKeys::new(
+                policies.iter().map(|policy| policy.options().counts.counted(policy.quota())),
+            ),
+            policies: policies.iter().map(|_| PolicyCounts::new()).collect(),
             words,
             counts: RequestCounts::default(),
             timeline: Timeline::new(MAX_BUCKETS),
-            live: LiveKeys::default(),
             each: each.map(EachWriter),
             written: Ok(()),
         };
@@ -94,9 +96,9 @@ impl Scenario {
     /// A line cannot be written. The entry is decided anyway.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         let Self { decider, tally } = self;
-        batch.for_each(|line| {
-            let decisions = decider.decide(line);
-            tally.count(decider.now(), line.entry, &decisions);
+        batch.for_each(|entry, request| {
+            let decisions = decider.decide(entry.time_us, request);
+            tally.count(decider.now(), entry, &decisions);
             tally.write_line(decider.now(), &decisions);
         });
         std::mem::replace(&mut tally.written, Ok(()))
@@ -140,23 +142,28 @@ impl Tally {
             bucket.allowed += 1;
         }
         self.counts.unmatched += u64::from(decisions.iter().len() == 0);
-        for decision in decisions.iter() {
+        let hash = |one: PolicyDecision<'_>| self.policies[one.position()].keys.keys.hash(&one.key());
+        let hashes: PerCharge<u64> = decisions.iter().map(hash).collect();
+        // Far more keys than a cache holds: finding those of a line at once waits for memory once.
+        for (decision, hash) in decisions.iter().zip(&hashes) {
+            self.policies[decision.position()].keys.keys.at(*hash);
+        }
+        for (decision, hash) in decisions.iter().zip(hashes) {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.decision().is_denied() {
                 counts.denied += 1;
                 *counts.timeline.at(now.as_micros()) += 1;
             }
-            if let Some(key) = counts.keys.count(&decision, &self.words) {
-                self.live.count(&mut key.live, &counts.quota, &decision);
+            if let Some(key) = counts.keys.count(hash, &decision, &self.words) {
+                self.live.count(&mut key.live, &decision);
             }
         }
     }
 }
 
 impl PolicyCounts {
-    fn new(policy: &Policy) -> Self {
-        let quota = policy.options().counts.counted(policy.quota());
-        Self { quota, seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
+    fn new() -> Self {
+        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
     }
 }

@@ -357,7 +357,7 @@ impl SweepPoint {
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) {
         let Self { decider, counts, .. } = self;
-        batch.for_each(|line| counts.count(&decider.decide(line)));
+        batch.for_each(|entry, request| counts.count(&decider.decide(entry.time_us, request)));
     }
 
     /// Keys that the store evicted while they still counted.
@@ -373,7 +373,7 @@ impl SweepCounts {
         let is_denial = |one: &PolicyDecision<'_>| one.position() == swept && one.decision().is_denied();
         for decision in decisions.iter().filter(is_denial) {
             self.denied += 1;
-            self.denied_keys.at(&decision.key());
+            self.denied_keys.at(self.denied_keys.hash(&decision.key()));
         }
     }
 }

@@ -18,6 +18,7 @@ const TIME_LEN: usize = 26;
 /// Parses one line, given without its line end.
 pub(crate) fn parse(line: &[u8], time: &mut TimeReader, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
     let (before, rest) = split_before_request(line);
+    let escape = if memchr::memchr(b'\\', line).is_some() { Escape::Backslash } else { Escape::None };
     let (columns, time_text) = match before.split_last_chunk::<TIME_LEN>() {
         Some(([columns @ .., b' ', b'['], time)) => (columns, Some(time)),
         _ => (before, None),
@@ -38,16 +39,15 @@ pub(crate) fn parse(line: &[u8], time: &mut TimeReader, out: &mut RecordWriter<'
     out.text(Text::Client, client, Escape::None);
     for (which, text) in [(Text::User, user), (Text::Host, vhost.unwrap_or_default())] {
         if let Some(text) = present(text) {
-            let escape = if which == Text::User { Escape::Backslash } else { Escape::None };
-            out.text(which, text, escape);
+            out.text(which, text, if which == Text::User { escape } else { Escape::None });
         }
     }
-    set_request(request, Escape::Backslash, out);
+    set_request(request, escape, out);
     let (referer, rest) = header(rest);
     let (user_agent, further_columns) = header(rest);
     for (which, text) in [(Text::Referer, referer), (Text::UserAgent, user_agent)] {
         if let Some(text) = text {
-            out.text(which, text, Escape::Backslash);
+            out.text(which, text, escape);
         }
     }
     if let Some(forwarded) = further_columns.and_then(forwarded) {
@@ -81,9 +81,13 @@ struct Client<'a> {
 
 impl<'a> Client<'a> {
     /// Parses `client ident user`, of which only the identity has no spaces.
-    fn parse(columns: &'a [u8]) -> Result<Self, Malformed> {
-        let (vhost, columns) = split_vhost(columns);
+    fn parse(mut columns: &'a [u8]) -> Result<Self, Malformed> {
         let (mut client, mut rest) = split_at_space(columns);
+        let vhost = rest.and_then(|rest| vhost(client, rest));
+        if let (Some(_), Some(after)) = (vhost, rest) {
+            columns = after;
+            (client, rest) = split_at_space(columns);
+        }
         // Behind proxies the first column is often `X-Forwarded-For`, a list with spaces.
         while client.ends_with(b",")
             && let Some((next, after)) = rest.map(split_at_space)
@@ -93,29 +97,25 @@ impl<'a> Client<'a> {
         }
         let (ident, user) = rest.map(split_at_space).unwrap_or_default();
         let user = user.unwrap_or_default();
-        for (column, malformed) in
-            [(client, Malformed::Client), (ident, Malformed::Ident), (user, Malformed::User)]
-        {
-            if column.is_empty() {
-                return Err(malformed);
-            }
+        match [client, ident, user].iter().position(|column| column.is_empty()) {
+            Some(0) => Err(Malformed::Client),
+            Some(1) => Err(Malformed::Ident),
+            Some(_) => Err(Malformed::User),
+            None => Ok(Self { vhost, client, user }),
         }
-        Ok(Self { vhost, client, user })
     }
 }
 
-/// Splits off the leading `host:port` column of Apache's `vhost_combined`.
+/// The host of a leading `host:port` column, as in Apache's `vhost_combined`.
 ///
 /// A client may also be logged with its port. Then `-` follows or a column is missing, and the column stays.
-fn split_vhost(columns: &[u8]) -> (Option<&[u8]>, &[u8]) {
-    let (first, rest) = split_at_space(columns);
-    let Some(colon) = memchr::memrchr(b':', first) else { return (None, columns) };
-    let Some(rest) = rest else { return (None, columns) };
+fn vhost<'a>(first: &'a [u8], rest: &[u8]) -> Option<&'a [u8]> {
+    let colon = first.iter().rposition(|&byte| byte == b':')?;
     let is_vhost = number::<u16>(&first[colon + 1..]).is_some()
         && !is_ipv6(first)
         && !rest.starts_with(b"- ")
         && rest.split(|&byte| byte == b' ').filter(|word| !word.is_empty()).count() >= 3;
-    if is_vhost { (Some(&first[..colon]), rest) } else { (None, columns) }
+    is_vhost.then(|| &first[..colon])
 }
 
 fn is_ipv6(text: &[u8]) -> bool {

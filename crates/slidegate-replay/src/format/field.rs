@@ -253,7 +253,6 @@ impl FieldReader {
     }
 
     /// Decides which occurrence of a repeated time the line means.
-    #[inline]
     pub(crate) fn place(&mut self, out: &mut RecordWriter<'_>) {
         if self.time.clock != Clock::Absolute {
             let is_end = self.start.is_none() && !self.derive_start;

@@ -7,7 +7,7 @@ use crate::column::{is_token, split_at_space};
 pub(crate) fn set_request(text: &[u8], escape: Escape, out: &mut RecordWriter<'_>) {
     let (method, rest) = split_at_space(text);
     let Some(rest) = rest else { return };
-    let last_space = memchr::memrchr(b' ', rest);
+    let last_space = rest.iter().rposition(|&byte| byte == b' ');
     // Words without a protocol are a request only if they can be HTTP/0.9; garbage rarely can.
     let (target, is_http) = match last_space.map(|space| (&rest[..space], &rest[space + 1..])) {
         Some((target, protocol)) if protocol.starts_with(b"HTTP/") => (target, true),

@@ -12,8 +12,8 @@ const SECOND_US: u64 = 1_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct TimeReader {
     zone: TimeZone,
-    /// Date, clock and zone of the last time, and their result.
-    last: (Civil, Zone, u64, Clock),
+    /// The last second: its text with its zone, its time, and how it was given.
+    last: (Vec<u8>, u64, Clock),
     /// How the last time was given.
     pub(crate) clock: Clock,
 }
@@ -36,17 +36,6 @@ pub(crate) enum Clock {
     Skipped,
 }
 
-/// A date and time of day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Civil {
-    year: i16,
-    month: i8,
-    day: i8,
-    hour: i8,
-    minute: i8,
-    second: i8,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Zone {
     /// Seconds east of UTC.
@@ -67,36 +56,36 @@ pub(crate) enum Unit {
 impl TimeReader {
     /// Times without a zone are in this one.
     pub(crate) fn new(zone: TimeZone) -> Self {
-        let epoch = Civil { year: 1970, month: 1, day: 1, hour: 0, minute: 0, second: 0 };
-        Self { zone, last: (epoch, Zone::Offset(0), 0, Clock::Absolute), clock: Clock::Absolute }
+        Self { zone, last: (Vec::new(), 0, Clock::Absolute), clock: Clock::Absolute }
     }
 
     /// Parses any form that servers write. `None` for anything else, for invalid dates, and for dates before
     /// 1970.
     pub(crate) fn read(&mut self, text: &[u8]) -> Option<u64> {
         let text = text.strip_prefix(b"[").and_then(|text| text.strip_suffix(b"]")).unwrap_or(text);
-        let (civil, rest) = if text.get(2) == Some(&b'/') {
-            slashed(text)?
+        let length = if text.get(2) == Some(&b'/') {
+            "17/May/2015:10:05:03".len()
         } else if matches!(text.get(4), Some(b'-' | b'/')) {
-            iso(text)?
+            "2015-05-17T10:05:03".len()
         } else {
             self.clock = Clock::Absolute;
             return unix(text);
         };
-        let (fraction_us, rest) = fraction(rest)?;
-        let rest = rest.strip_prefix(b" ").unwrap_or(rest);
-        let (zone, []) = zone(rest)? else { return None };
-        Some(self.micros(civil, zone)? + fraction_us)
+        let (second, rest) = text.split_at_checked(length)?;
+        let (fraction_us, zone) = fraction(rest)?;
+        if self.last.0.strip_prefix(second) != Some(zone) {
+            (self.last.1, self.last.2) = self.micros(second, zone)?;
+            self.last.0.clear();
+            self.last.0.extend_from_slice(second);
+            self.last.0.extend_from_slice(zone);
+        }
+        self.clock = self.last.2;
+        Some(self.last.1 + fraction_us)
     }
 
-    fn micros(&mut self, civil: Civil, zone: Zone) -> Option<u64> {
-        if self.last.0 == civil && self.last.1 == zone {
-            self.clock = self.last.3;
-            return Some(self.last.2);
-        }
-        let Civil { year, month, day, hour, minute, second } = civil;
-        // A leap second counts as the second before it, as in POSIX.
-        let time = DateTime::new(year, month, day, hour, minute, second.min(59), 0).ok()?;
+    fn micros(&self, second: &[u8], zone: &[u8]) -> Option<(u64, Clock)> {
+        let time = slashed(second).or_else(|| iso(second))?;
+        let zone = self::zone(zone.strip_prefix(b" ").unwrap_or(zone))?;
         let (seconds, clock) = match zone {
             Zone::Offset(east) => {
                 let utc = TimeZone::UTC.to_timestamp(time).ok()?.as_second();
@@ -115,10 +104,7 @@ impl TimeReader {
                 (moment.compatible().ok()?.as_second(), clock)
             }
         };
-        let micros = u64::try_from(seconds).ok()? * SECOND_US;
-        self.last = (civil, zone, micros, clock);
-        self.clock = clock;
-        Some(micros)
+        Some((u64::try_from(seconds).ok()? * SECOND_US, clock))
     }
 }
 
@@ -180,43 +166,34 @@ const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
 /// Parses `17/May/2015:10:05:03`.
-#[inline]
-fn slashed(text: &[u8]) -> Option<(Civil, &[u8])> {
-    let [d1, d2, b'/', m1, m2, m3, b'/', y1, y2, y3, y4, b':', rest @ ..] = text else { return None };
+fn slashed(text: &[u8]) -> Option<DateTime> {
+    let [d1, d2, b'/', m1, m2, m3, b'/', y1, y2, y3, y4, b':', clock @ ..] = text else { return None };
     let month = MONTHS.iter().position(|month| **month == [*m1, *m2, *m3])? + 1;
-    let month = i8::try_from(month).ok()?;
-    let year = year([*y1, *y2, *y3, *y4])?;
-    clock(Civil { year, month, day: two(*d1, *d2)?, hour: 0, minute: 0, second: 0 }, rest)
+    civil([*y1, *y2, *y3, *y4], i8::try_from(month).ok()?, two(*d1, *d2)?, clock)
 }
 
 /// Parses `2015-05-17T10:05:03`, also with a space or slashes.
-fn iso(text: &[u8]) -> Option<(Civil, &[u8])> {
-    let [y1, y2, y3, y4, b'-' | b'/', m1, m2, b'-' | b'/', d1, d2, b'T' | b't' | b' ' | b'_', rest @ ..] =
+fn iso(text: &[u8]) -> Option<DateTime> {
+    let [y1, y2, y3, y4, b'-' | b'/', m1, m2, b'-' | b'/', d1, d2, b'T' | b't' | b' ' | b'_', clock @ ..] =
         text
     else {
         return None;
     };
-    let year = year([*y1, *y2, *y3, *y4])?;
-    clock(Civil { year, month: two(*m1, *m2)?, day: two(*d1, *d2)?, hour: 0, minute: 0, second: 0 }, rest)
+    civil([*y1, *y2, *y3, *y4], two(*m1, *m2)?, two(*d1, *d2)?, clock)
 }
 
-#[inline]
-fn clock(date: Civil, text: &[u8]) -> Option<(Civil, &[u8])> {
-    let [h1, h2, b':', m1, m2, b':', s1, s2, rest @ ..] = text else { return None };
-    let (hour, minute, second) = (two(*h1, *h2)?, two(*m1, *m2)?, two(*s1, *s2)?);
-    (second <= 60).then_some((Civil { hour, minute, second, ..date }, rest))
+fn civil(year: [u8; 4], month: i8, day: i8, clock: &[u8]) -> Option<DateTime> {
+    let &[h1, h2, b':', m1, m2, b':', s1, s2] = clock else { return None };
+    let is_number = year.iter().all(u8::is_ascii_digit);
+    let year = is_number.then(|| year.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))?;
+    // A leap second counts as the second before it, as in POSIX.
+    let second = if (s1, s2) == (b'6', b'0') { 59 } else { two(s1, s2)? };
+    DateTime::new(year, month, day, two(h1, h2)?, two(m1, m2)?, second, 0).ok()
 }
 
-#[inline]
 fn two(tens: u8, ones: u8) -> Option<i8> {
     let is_number = tens.is_ascii_digit() && ones.is_ascii_digit();
     is_number.then(|| i8::try_from((tens - b'0') * 10 + (ones - b'0')).unwrap_or(0))
-}
-
-#[inline]
-fn year(text: [u8; 4]) -> Option<i16> {
-    let is_number = text.iter().all(u8::is_ascii_digit);
-    is_number.then(|| text.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))
 }
 
 /// Parses a fraction of a second, `.123` or `,123`, as microseconds; zero without one.
@@ -239,26 +216,24 @@ fn digits(text: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Parses `Z`, `UTC`, `+0000`, `+00:00`, `+00`, or nothing.
-#[inline]
-fn zone(text: &[u8]) -> Option<(Zone, &[u8])> {
+fn zone(text: &[u8]) -> Option<Zone> {
     let (sign, h1, h2, minutes) = match text {
-        [] => return Some((Zone::Unsaid, text)),
-        [b'Z' | b'z', rest @ ..] | [b'U', b'T', b'C', rest @ ..] | [b'G', b'M', b'T', rest @ ..] => {
-            return Some((Zone::Offset(0), rest));
-        }
+        [] => return Some(Zone::Unsaid),
+        [b'Z' | b'z'] | b"UTC" | b"GMT" => return Some(Zone::Offset(0)),
         [sign @ (b'+' | b'-'), h1, h2, minutes @ ..] => (*sign, *h1, *h2, minutes),
         _ => return None,
     };
-    let (minute, rest) = match minutes.strip_prefix(b":").unwrap_or(minutes) {
-        [m1, m2, rest @ ..] => (two(*m1, *m2)?, rest),
-        rest => (0, rest),
+    let minute = match minutes.strip_prefix(b":").unwrap_or(minutes) {
+        [] => 0,
+        [m1, m2] => two(*m1, *m2)?,
+        _ => return None,
     };
     let hour = two(h1, h2)?;
     if hour > 25 || minute > 59 {
         return None;
     }
     let east = (i32::from(hour) * 60 + i32::from(minute)) * 60;
-    Some((Zone::Offset(if sign == b'-' { -east } else { east }), rest))
+    Some(Zone::Offset(if sign == b'-' { -east } else { east }))
 }
 
 #[cfg(test)]

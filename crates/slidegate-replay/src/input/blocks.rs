@@ -211,7 +211,6 @@ impl BlockReader {
     }
 }
 
-#[inline]
 fn parse_line(
     parser: &mut LineParser,
     line: &[u8],
@@ -249,7 +248,6 @@ struct Lines<'b> {
 impl<'b> Iterator for Lines<'b> {
     type Item = &'b [u8];
 
-    #[inline]
     fn next(&mut self) -> Option<&'b [u8]> {
         let rest = &self.bytes[self.at..];
         if rest.is_empty() {

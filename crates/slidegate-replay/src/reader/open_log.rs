@@ -48,8 +48,8 @@ impl OpenLog {
             if let Some(line) = reorder.release_due() {
                 return Some(line);
             }
-            let is_full = reorder.len() > MAX_PENDING_LINES / logs_open
-                || self.held_bytes > MAX_PENDING_BYTES / logs_open;
+            let is_full = reorder.len() * logs_open > MAX_PENDING_LINES
+                || self.held_bytes * logs_open > MAX_PENDING_BYTES;
             if is_full && let Some(line) = reorder.release() {
                 return Some(line);
             }

@@ -164,7 +164,7 @@ const REPLAY: &Table = &[
     ("wording", &[]),
     ("timeline", &[]),
     ("each", &["wording"]),
-    ("decider", &["batch"]),
+    ("decider", &[]),
     ("key_size", &[]),
     ("live_keys", &["key_size"]),
     ("keys", &["live_keys", "timeline", "wording"]),
