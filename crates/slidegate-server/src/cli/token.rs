@@ -16,8 +16,7 @@ pub(super) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
-    /// Create a token. The service stores only its digest; the token is printed once and stored
-    /// nowhere
+    /// Create a token, which is printed once; the service stores only its digest
     New {
         /// Name of its owner, recorded with every change
         #[arg(long, default_value = "ops", value_parser = name)]
