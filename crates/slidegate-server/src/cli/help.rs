@@ -3,7 +3,7 @@
 //! A test parses every example. docs/commands.md lists the exit codes of all commands in one table.
 
 use clap::builder::{Resettable, StyledStr};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 
 /// Printed without arguments.
@@ -78,9 +78,6 @@ fn wrap(text: &StyledStr) -> StyledStr {
 /// What to write instead of another program's word for a command.
 pub(super) fn other_word(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    if error.kind() != ErrorKind::InvalidSubcommand {
-        return None;
-    }
     let ours = match word.as_str() {
         "run" | "start" | "server" | "up" => "serve",
         "status" | "ping" => "health",

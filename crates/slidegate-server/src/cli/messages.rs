@@ -16,7 +16,10 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// A level, or a filter of levels by module. The library takes any other word for a module, and silences the rest.
 pub(super) fn level(text: &str) -> Result<String, String> {
-    let is_level = |part: &str| LEVELS.contains(&part.rsplit('=').next().unwrap_or_default());
+    let is_level = |part: &str| {
+        let level = part.rsplit('=').next().unwrap_or_default();
+        LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level))
+    };
     if text.split(',').all(is_level) && EnvFilter::try_new(text).is_ok() {
         return Ok(text.to_owned());
     }
@@ -63,7 +66,7 @@ mod tests {
     /// A level that the library takes for the name of a module silences every warning.
     #[test]
     fn what_is_no_level_is_refused() {
-        for text in ["off", "warn", "slidegate=debug", "info,slidegate::denials=off"] {
+        for text in ["off", "WARN", "slidegate=debug", "info,slidegate::denials=off"] {
             assert_eq!(level(text).as_deref(), Ok(text));
         }
         for text in ["warning", "loud", "", "info,", "slidegate", "slidegate=loud", "WARNING", "1"] {
