@@ -40,7 +40,8 @@ pub(super) fn start(level: &str, is_json: bool) -> Result<(), Failure> {
         let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let has_colours =
             is_terminal && !is_set("NO_COLOR") && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
-        log.with_timer(Clock { is_terminal }).with_target(false).with_ansi(has_colours).init();
+        // In files, lines are looked for by their targets, such as `slidegate::denials`.
+        log.with_timer(Clock { is_terminal }).with_target(!is_terminal).with_ansi(has_colours).init();
     }
     Ok(())
 }

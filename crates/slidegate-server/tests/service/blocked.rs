@@ -85,7 +85,7 @@ fn http_tells_the_block_the_real_limit_and_the_rest_of_the_block() {
     let mut line = String::new();
     until_true("the log has a line", || {
         let log = std::fs::read_to_string(&log).unwrap();
-        let found = log.lines().find(|line| line.contains(" denied policy=")).map(str::to_owned);
+        let found = log.lines().find(|line| line.contains("slidegate::denials")).map(str::to_owned);
         found.is_some_and(|found| {
             line = found;
             true

@@ -78,7 +78,7 @@ fn lines_of(log: &str, wanted: usize) -> Vec<String> {
     loop {
         let text = std::fs::read_to_string(log).unwrap();
         let lines: Vec<_> =
-            text.lines().filter(|line| line.contains(" denied policy=")).map(str::to_owned).collect();
+            text.lines().filter(|line| line.contains("slidegate::denials")).map(str::to_owned).collect();
         if lines.len() >= wanted {
             return lines;
         }

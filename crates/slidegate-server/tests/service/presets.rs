@@ -49,7 +49,7 @@ fn the_preset_of_a_language_model_holds_tokens_and_bounds_open_streams() {
         assert_eq!(reserve().status, 200);
     }
     assert_eq!((reserve().status, reserve().json()["policy"].as_str()), (429, Some("streams-per-user")));
-    let peeked = server.get("/v1/peek?user=alice&cost=0").json();
+    let peeked = server.post("/v1/peek", r#"{"attributes":{"user":"alice"},"cost":0}"#).json();
     assert_eq!(
         (&peeked["policies"][0]["held"], &peeked["policies"][1]["used"]),
         (&(5 * 4096).into(), &5.into())

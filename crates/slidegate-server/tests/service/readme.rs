@@ -19,7 +19,7 @@ fn blocks(page: &str) -> impl Iterator<Item = &str> {
 
 /// Where each block of the README is run. A block that is run nowhere does not work for long.
 const TESTED: [(&str, &str); 8] = [
-    ("sh\ncargo run --release -- serve\n", "the command of CONTRIBUTING.md"),
+    ("sh\ncargo run --release -- serve", "the command of CONTRIBUTING.md"),
     ("sh\ncurl ", "here"),
     ("text\nHTTP/1.1 429", "here"),
     ("rust\n// cargo add slidegate ", "doctests of slidegate-server"),
