@@ -49,8 +49,7 @@ const VERSION: &str = concat!(
 
 /// An exact sliding-window rate limiter.
 ///
-/// `slidegate serve` without options listens on loopback with a default policy and prints how to
-/// try it.
+/// `slidegate serve` without options listens on loopback, with a default policy.
 #[derive(Debug, Parser)]
 #[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES)]
 #[command(disable_help_subcommand = true)]

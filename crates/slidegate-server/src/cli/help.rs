@@ -134,8 +134,7 @@ Examples:
   slidegate doctor --redis redis://127.0.0.1:6379
   slidegate doctor --config slidegate.yaml --json
 
-Exit codes: 0 limits are shared and exact, 1 shared with reservations,
-            2 not shared, not exact, or error";
+Exit codes: 0 shared and exact, 1 shared with reservations, 2 not shared, not exact, or error";
 
 pub(super) const CHECK: &str = "\
 Examples:
