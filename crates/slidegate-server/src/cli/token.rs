@@ -21,7 +21,7 @@ enum TokenCommand {
         /// Name of its owner, recorded with every change
         #[arg(long, default_value = "ops", value_parser = name)]
         name: String,
-        /// What it permits; separate several by commas, such as `read,decide`
+        /// Rights, separated by commas
         #[arg(long, value_enum, value_delimiter = ',', default_value = "write")]
         scope: Vec<Right>,
     },
