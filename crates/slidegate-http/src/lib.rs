@@ -1,4 +1,4 @@
-#![cfg_attr(any(feature = "axum", not(doctest)), doc = include_str!("../README.md"))]
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
