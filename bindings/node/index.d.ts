@@ -99,7 +99,7 @@ export interface LimiterOptions extends QuotaOptions {
   clock?: ManualClock;
   /** Most keys in memory; the least recently used are dropped. */
   maxKeys?: number;
-  /** The name in header fields and denials. Default: `limit`. */
+  /** The name in header fields and denials. Default: `default`. */
   name?: string;
   /** The name by which the worker threads of a process share one limiter. */
   shared?: string;

@@ -29,7 +29,7 @@ export class Limiter {
   #facts;
 
   /** @param quota text such as "100/1m", or `{ limit, window }` */
-  constructor(quota, { algorithm, burst, clock, maxKeys, name = "limit", shared } = {}) {
+  constructor(quota, { algorithm, burst, clock, maxKeys, name = "default", shared } = {}) {
     const { NativeLimiter } = native();
     const text = quotaText(quota);
     this.#native = calling(() => shared === undefined

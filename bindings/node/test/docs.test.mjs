@@ -1,4 +1,4 @@
-// The programs of docs/node.md, run as they are written, and the example application.
+// The programs of docs/node.md and README.md, run as they are written, and the example application.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -8,11 +8,12 @@ import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
-import { startRedis, startService } from "./support.mjs";
+import { freePort, startRedis, startService } from "./support.mjs";
 
 const beside = new URL("node.md", import.meta.url);
 const page = existsSync(beside) ? beside : new URL("../../../docs/node.md", import.meta.url);
-const programs = [...readFileSync(page, "utf8").matchAll(/^```js\n(.*?)^```$/gms)].map(([, program]) => program);
+const pages = [page, new URL("../../../README.md", import.meta.url)].map((page) => readFileSync(page, "utf8"));
+const programs = [...pages.join("\n").matchAll(/^```js\n(.*?)^```$/gms)].map(([, program]) => program);
 const policies = "policies: [{name: per-user, scope: [user], quota: 100/1m}]";
 
 let redis, service;
@@ -36,10 +37,11 @@ test("the page has its programs", () => assert.ok(programs.length >= 8, `${progr
 for (const [number, program] of programs.entries()) {
   test(`program ${number} of the page runs`, async () => {
     const file = new URL(`program-${number}.mjs`, import.meta.url);
+    const port = await freePort();
     const source = program
       .replaceAll("redis://127.0.0.1:6379", redis.url)
       .replaceAll("http://127.0.0.1:7979", service.url)
-      .replaceAll("listen(3000", "listen(0");
+      .replaceAll("listen(3000", `listen(${port}`);
     const isServer = source.includes("listen(");
     writeFileSync(file, isServer ? `${source}\nconsole.log("reached the end");\n` : source);
     try {
@@ -49,6 +51,11 @@ for (const [number, program] of programs.entries()) {
         await sleep(200); // an error of listening comes later
         assert.equal(child.exitCode, null, errors());
         assert.match(output(), /reached the end/);
+        if (source.includes('"2/1m"')) {
+          const statuses = [];
+          for (let i = 0; i < 3; i++) statuses.push((await fetch(`http://127.0.0.1:${port}`)).status);
+          assert.deepEqual(statuses, [200, 200, 429]);
+        }
         child.kill();
       }
       await closed;

@@ -146,7 +146,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
     const base = await start({ limit: "2/1m" });
     const first = await fetch(base);
     assert.deepEqual([first.status, await first.text()], [200, "hello"]);
-    assert.match(first.headers.get("ratelimit"), /^"limit";r=1;t=60$/);
+    assert.match(first.headers.get("ratelimit"), /^"default";r=1;t=60$/);
     assert.equal(first.headers.get("x-ratelimit-remaining"), "1");
     const decision = await (await fetch(`${base}/decision`)).json();
     assert.deepEqual([decision.allowed, decision.remaining], [true, 0]);
@@ -157,7 +157,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
     assert.match(denied.headers.get("retry-after"), /^(59|60)$/);
     const problem = await denied.json();
     assert.match(problem.type, /#quota-exceeded$/);
-    assert.deepEqual(problem["violated-policies"], ["limit"]);
+    assert.deepEqual(problem["violated-policies"], ["default"]);
   });
 
   test(`${name}: a key, a cost, what is skipped and the response of a denial are options`, async () => {

@@ -1,4 +1,4 @@
-"""The programs of docs/python.md and README.md run as they are written, but for addresses and deadlines; the example serves."""
+"""The programs of docs/python.md and of both README.md run as they are written, but for addresses and deadlines; the example serves."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import httpx
 import pytest
 from conftest import PATIENT, REPOSITORY, accepts, free_port, wait_until
 
-PAGES = [REPOSITORY / "docs" / "python.md", Path(__file__).parents[1] / "README.md"]
+PAGES = [REPOSITORY / "docs" / "python.md", REPOSITORY / "README.md", Path(__file__).parents[1] / "README.md"]
 #: Asks the application of a program, if it has one, until it denies.
 ASK = """
 if "app" in globals():

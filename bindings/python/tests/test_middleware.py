@@ -274,6 +274,11 @@ def test_fastapi_dependencies_limit_single_routes():
     client.get("/limited")
     denied = client.get("/limited")
     assert denied.status_code == 429 and "Retry in" in denied.json()["detail"] and int(denied.headers["retry-after"])
+    other = fastapi.FastAPI(exception_handlers={slidegate.fastapi.Denied: slidegate.fastapi.problem})
+    other.include_router(app.router)
+    problem = client_of(other).get("/limited")
+    assert problem.headers["content-type"] == "application/problem+json" and int(problem.headers["retry-after"])
+    assert problem.headers["cache-control"] == "no-store" and problem.json()["violated-policies"] == ["default"]
     assert client.get("/free").json() == "free"
 
 

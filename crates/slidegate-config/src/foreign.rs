@@ -28,7 +28,7 @@ drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay
 batch: true | coalesce
 cache_denials: true | remember_denials
 deadline: 50ms | timeout timeout_ms command_timeout
-on_store_error: local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
+on_store_error: allow # or deny, or local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
 store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url
 max_keys: 1000000 | max_entries size
 max_bytes: 1GiB | max_memory max_size maxmemory memory_limit

@@ -77,6 +77,7 @@ pub(crate) struct PolicySpec {
     // After the quota, to replace its keys of the same names.
     /// Maximum cost per window, with optional `_` between digits. 0 denies every cost except 0. Or limits [by
     /// plan](#limits-by-plan).
+    #[schemars(extend("x-expected" = LIMIT))]
     limit: Option<Limit>,
     /// The day on which a calendar window of months begins; in shorter months the last day. Or the attribute that
     /// holds it; clients must not be able to set it. Default: 1.
@@ -131,6 +132,9 @@ pub(crate) struct PolicySpec {
     #[schemars(extend("default" = "plain"))]
     keys_shown: Option<KeysShown>,
 }
+
+/// The expected value of `limit`, for errors.
+const LIMIT: &str = "a whole number without quotes, or keys and values, for example `by: plan, values: {free: 100, pro: 10000}, default: 100`; with its window it is `quota: 100/1m`";
 
 /// One limit, or limits by the value of an attribute.
 #[derive(Debug, Deserialize, JsonSchema)]

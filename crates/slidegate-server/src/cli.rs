@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use failure::Failure;
 
@@ -21,6 +21,7 @@ mod help;
 mod init;
 mod key;
 mod logs;
+mod messages;
 mod notify;
 pub(crate) mod output;
 mod policy;
@@ -48,18 +49,18 @@ const VERSION: &str = concat!(
 
 /// An exact sliding-window rate limiter.
 ///
-/// `slidegate serve` without options listens on loopback with a default policy and prints how to
-/// try it.
+/// `slidegate serve` without options listens on loopback, with a default policy.
 #[derive(Debug, Parser)]
-#[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES, max_term_width = 100)]
+#[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES)]
 #[command(disable_help_subcommand = true)]
 pub(crate) struct Cli {
     /// Level of messages on standard error: error, warn, info, debug, trace, or a filter such as
     /// `slidegate=debug` [default: info]
-    #[arg(long, global = true, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = messages::level)]
+    #[arg(help_heading = help::MESSAGES, hide_short_help = true)]
     log_level: Option<String>,
     /// Write messages, and what `serve` prints when it starts, as JSON, one object a line
-    #[arg(long = "log-json", global = true)]
+    #[arg(long = "log-json", global = true, help_heading = help::MESSAGES, hide_short_help = true)]
     writes_json_messages: bool,
     #[command(subcommand)]
     command: Command,
@@ -70,46 +71,46 @@ enum Command {
     /// Run the service
     #[command(after_help = help::SERVE)]
     Serve(serve::ServeArgs),
-    /// Run the service on loopback with synthetic traffic, to look at its page
+    /// Run the service with synthetic traffic, to look at its page
     #[command(after_help = help::DEMO)]
     Demo(demo::DemoArgs),
     /// Ask the service on this machine whether it is ready
     #[command(after_help = help::HEALTH)]
     Health(health::HealthArgs),
-    /// Examine the Redis that limits are shared in, and say how to fix what is wrong
+    /// Examine the Redis that limits are shared in, and say what to fix
     #[command(after_help = help::DOCTOR)]
     Doctor(doctor::DoctorArgs),
     /// Check one request on a running server
     #[command(after_help = help::CHECK)]
     Check(check::CheckArgs),
-    /// Show the keys with the most usage or denials on a running server; refreshes on a terminal
+    /// Show the keys with the most usage or denials
     #[command(after_help = help::TOP)]
     Top(top::TopArgs),
-    /// Validate a config file or envoyproxy/ratelimit files, and print each policy and limit
+    /// Validate a config file, and describe each policy and limit
     #[command(after_help = help::VALIDATE)]
     Validate(validate::ValidateArgs),
     /// Inspect or change one key on a running server
     #[command(after_help = help::KEY)]
     Key(key::KeyArgs),
-    /// List or change policies of a running server, for all instances
+    /// List or change policies of a running server and all instances
     #[command(after_help = help::POLICY)]
     Policy(policy::PolicyCommands),
     /// Create tokens for the HTTP API
     #[command(after_help = help::TOKEN)]
     Token(token::TokenArgs),
-    /// Explain which policies or limits apply to a request and why, without a server
+    /// Say which policies apply to a request and why, without a server
     #[command(after_help = help::EXPLAIN)]
     Explain(explain::ExplainArgs),
-    /// Replay an access log through policies, using the log's timestamps
+    /// Replay an access log through policies: what would be denied?
     #[command(after_help = help::REPLAY)]
     Replay(replay::ReplayArgs),
-    /// Show what a configuration change would have done to the traffic of a log
+    /// Replay an access log through two config files, and compare
     #[command(after_help = help::DIFF)]
     Diff(diff::DiffArgs),
-    /// Write a first config file, the default one
+    /// Write a first config file
     #[command(after_help = help::INIT)]
     Init(init::InitArgs),
-    /// Generate the schema of the config file, completions of a shell, or man pages
+    /// Write the schema of config files, shell completions or man pages
     #[command(after_help = help::GENERATE)]
     Generate(generate::GenerateArgs),
 }
@@ -117,15 +118,23 @@ enum Command {
 impl Cli {
     /// Parses the command line. Exits for `--help`, `--version` and invalid arguments.
     pub(crate) fn read() -> Self {
-        Self::try_parse().map_err(values::without_secrets).unwrap_or_else(
-            |error| match values::invalid_value(&error) {
-                Some(line) => {
-                    output::print_error(format_args!("{line}; see --help"));
-                    std::process::exit(2)
+        if std::env::args_os().len() == 1 {
+            output::print_error(help::NEXT);
+            std::process::exit(2);
+        }
+        let matches = help::shaped(Self::command()).try_get_matches();
+        matches
+            .and_then(|matches| Self::from_arg_matches(&matches))
+            .map_err(values::without_secrets)
+            .unwrap_or_else(|error| {
+                match values::invalid_value(&error).or_else(|| help::other_word(&error)) {
+                    Some(line) => {
+                        output::print_error(format_args!("{line}; see --help"));
+                        std::process::exit(2)
+                    }
+                    None => error.exit(),
                 }
-                None => error.exit(),
-            },
-        )
+            })
     }
 
     /// Runs the command. Errors go to standard error, with exit code 2.
@@ -137,7 +146,7 @@ impl Cli {
     }
 
     fn execute(self) -> Result<ExitCode, Failure> {
-        start_log(&self.log_level(), self.writes_json_messages)?;
+        messages::start(&self.log_level(), self.writes_json_messages)?;
         match self.command {
             Command::Serve(args) => serve::run(&args, self.writes_json_messages)?,
             Command::Demo(args) => demo::run(&args, self.writes_json_messages)?,
@@ -169,24 +178,4 @@ impl Cli {
         };
         self.log_level.clone().or_else(of_environment).unwrap_or_else(|| "info".to_owned())
     }
-}
-
-/// Silences the HTTP/2 library's warnings about client behaviour: they could fill a disk.
-const QUIET: &str = "h2=error";
-
-fn start_log(level: &str, is_json: bool) -> Result<(), Failure> {
-    let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
-        Failure(format!("invalid --log-level `{level}`: {error}; use error, warn, info, debug or trace"))
-    })?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // These errors would go to standard error, which just failed.
-        .log_internal_errors(false);
-    if is_json {
-        log.json().init();
-    } else {
-        log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@
 //! and settings from the command line and the environment.
 
 mod load;
+mod preset;
 mod secret_files;
 mod sections;
 
@@ -51,6 +52,7 @@ pub(crate) use grpc_settings::GrpcSettings;
 pub(crate) use load::{http_address, http_setting, starting_file};
 pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::Observe;
+pub(crate) use preset::Preset;
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
 pub(crate) use sources::{Fingerprint, Sources, differences};

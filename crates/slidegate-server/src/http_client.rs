@@ -51,6 +51,13 @@ pub(crate) fn without_login(url: &str) -> String {
     format!("{scheme}{}***@{rest}", if scheme.is_empty() { "" } else { "://" })
 }
 
+/// The error in words, without the numbers of the operating system.
+pub(crate) fn reason(error: &ureq::Error) -> String {
+    let text = error.to_string();
+    let text = text.strip_prefix("io: ").unwrap_or(&text);
+    text.split(" (os error").next().unwrap_or(text).to_owned()
+}
+
 /// The error's text without the URL that it may repeat.
 pub(crate) fn without_url(error: &ureq::Error, url: &str) -> String {
     hidden(&error.to_string(), url)

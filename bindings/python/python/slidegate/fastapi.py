@@ -12,14 +12,29 @@ from typing import Any
 
 from fastapi import HTTPException, Request, Response
 
-from ._middleware import Rule, ask_async, require_async
+from ._middleware import PROBLEM_HEADERS, Rule, ask_async, problem_body, require_async
 from .decision import Decision
 
-__all__ = ["rate_limit"]
+__all__ = ["Denied", "problem", "rate_limit"]
+
+
+class Denied(HTTPException):
+    """A denied request. FastAPI answers it with `{"detail": ...}`, unless the application has a handler."""
+
+    def __init__(self, decision: Decision) -> None:
+        detail = (decision.problem or {}).get("detail")
+        super().__init__(decision.status, detail, {**dict(decision.headers), "cache-control": "no-store"})
+        self.decision = decision
+
+
+async def problem(_: Request, denied: Any) -> Response:
+    """The problem body: `app.add_exception_handler(Denied, problem)`."""
+    fields = {**denied.headers, **dict(PROBLEM_HEADERS)}
+    return Response(problem_body(denied.decision), denied.status_code, fields)
 
 
 def rate_limit(limit: Any, **options: Any) -> Callable[[Request, Response], Awaitable[Decision]]:
-    """A dependency that is the decision, and raises `HTTPException` for denied requests.
+    """A dependency that is the decision, and raises `Denied` for denied requests.
 
     `limit` and the options are those of `slidegate.asgi.RateLimit`; functions get the `Request`.
     """
@@ -38,11 +53,9 @@ def rate_limit(limit: Any, **options: Any) -> Callable[[Request, Response], Awai
             path=request.url.path,
         )
         decision: Decision = await ask_async(rule.limit, "check", asked)
-        fields = dict(decision.headers)
         if not decision.allowed:
-            detail = (decision.problem or {}).get("detail")
-            raise HTTPException(decision.status, detail, {**fields, "cache-control": "no-store"})
-        response.headers.update(fields)
+            raise Denied(decision)
+        response.headers.update(dict(decision.headers))
         request.state.rate_limit = decision
         return decision
 

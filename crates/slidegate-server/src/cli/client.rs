@@ -23,6 +23,7 @@ const DEFAULT_URL: &str = "http://127.0.0.1:7979";
 
 /// Options of every command that talks to a server.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
 pub(super) struct ServerArgs {
     /// URL of the server
     #[arg(long, value_name = "URL", env = "SLIDEGATE_URL", hide_env_values = true, default_value = DEFAULT_URL, global = true)]
@@ -65,6 +66,12 @@ impl ServerArgs {
         config::check_names()?;
         // An empty variable counts as unset.
         let url = if self.url.is_empty() { DEFAULT_URL } else { self.url.trim_end_matches('/') }.to_owned();
+        if !url.contains("://") {
+            let shown = http_client::without_login(&url);
+            return fail(format!(
+                "invalid --url `{shown}`: must begin with http:// or https://, as `http://{shown}`"
+            ));
+        }
         let agent = http_client::agent(&url, self.timeout, self.ca_file.as_deref()).map_err(|error| {
             Failure(format!("cannot connect to {}: {error}", http_client::without_login(&url)))
         })?;
@@ -105,7 +112,7 @@ impl Client {
     /// the response, whatever the status is.
     ///
     /// # Errors
-    /// The URL is invalid, or there is no complete response.
+    /// The URL is invalid, there is no complete response, or the token is missing or wrong.
     pub(super) fn send(
         &self,
         method: Method,
@@ -121,7 +128,7 @@ impl Client {
         let invalid =
             |error: &dyn std::fmt::Display| Failure(format!("invalid URL `{url}`: {error}; see --url"));
         let unreachable = |error: ureq::Error| {
-            let error = error.to_string().replace(&sent_to, &url);
+            let error = http_client::reason(&error).replace(&sent_to, &url);
             Failure(format!(
                 "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
             ))
@@ -135,6 +142,11 @@ impl Client {
         };
         let mut response = response.map_err(unreachable)?;
         let text = response.body_mut().read_to_string().map_err(unreachable)?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            let problem: Value = serde_json::from_str(&text).unwrap_or_default();
+            let why = detail(&problem).split(';').next().unwrap_or_default();
+            return fail(format!("{url} returned 401: {why}; give it with --token-file or {TOKEN_VARIABLE}"));
+        }
         Ok((response.status(), text))
     }
 }

@@ -262,6 +262,15 @@ fn stage(kind: FailureKind) -> usize {
 /// How to fix a failure whose text does not say so.
 fn fix(kind: FailureKind, text: &str) -> String {
     let fix = match kind {
+        _ if text.contains("DB index") => {
+            "end the url with the number of a database that the server has, such as `/0`"
+        }
+        _ if text.contains("cluster support disabled") => {
+            "the server is no cluster: write `redis://HOST:PORT`"
+        }
+        _ if text.contains("command 'SENTINEL'") || text.contains("command `SENTINEL`") => {
+            "the server is no Sentinel: give the address of one, with port 26379 as a rule, or write `redis://HOST:PORT`"
+        }
         FailureKind::Connection if text.contains("timed out") => {
             "look whether the server is stopped, and whether the host of the url is right and a firewall drops packets"
         }

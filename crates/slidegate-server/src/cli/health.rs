@@ -133,7 +133,10 @@ fn of_url(url: &str) -> Result<String, Failure> {
         .proxy(None)
         .build()
         .into();
-    let unreachable = |error: ureq::Error| Failure(format!("no response from {url}: {error}"));
+    let unreachable = |error: ureq::Error| {
+        let error = http_client::reason(&error);
+        Failure(format!("no response from {url}: {error}; check that `slidegate serve` is running"))
+    };
     let mut response = agent.get(url).call().map_err(unreachable)?;
     let body = response.body_mut().with_config().limit(MAX_BODY).read_to_string().map_err(unreachable)?;
     answer(url, response.status().as_u16(), &body)

@@ -2,8 +2,97 @@
 //!
 //! A test parses every example. docs/commands.md lists the exit codes of all commands in one table.
 
-/// Shown by the program's own `--help`.
+use clap::builder::{Resettable, StyledStr};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, Command};
+
+/// Printed without arguments.
+pub(super) const NEXT: &str = "\
+slidegate limits rates for HTTP, Redis clients, Envoy and other proxies. Begin with:
+
+  slidegate serve                     a default policy, on http://127.0.0.1:7979
+  slidegate serve --preset api        policies for a usual case: api, login, llm or proxy
+  slidegate check user=alice          ask it, from another terminal
+  slidegate init --preset api         write the policies to slidegate.yaml, to change them
+  slidegate demo                      look at its page, with synthetic traffic
+  slidegate replay access.log --preset proxy
+                                      see what would have been denied yesterday
+
+`slidegate --help` lists all commands.";
+
+/// The heading of options that every command has.
+pub(super) const MESSAGES: &str = "Messages";
+
+/// The commands by what they are for. `generate` is in the long help only, see [`FILES`].
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Serve", &["serve", "demo", "init"]),
+    ("Ask", &["check", "top", "health"]),
+    ("Change", &["key", "policy"]),
+    ("What if", &["validate", "explain", "replay", "diff"]),
+    ("Tools", &["token", "doctor"]),
+];
+
+/// The columns of the text of an option. On a terminal of 80: clap indents it by 10, and does not wrap it.
+const COLUMNS: usize = 70;
+
+/// The same command line with commands in groups, and options that fit a terminal.
+pub(super) fn shaped(cli: Command) -> Command {
+    let about = |name: &str| cli.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
+    let line = |name: &&str| format!("  {name:<10}{}\n", about(name).unwrap_or_default());
+    let group = |(heading, names): &(&str, &[&str])| {
+        format!("{heading}:\n{}\n", names.iter().map(line).collect::<String>())
+    };
+    let groups: String = GROUPS.iter().map(group).collect();
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
+    );
+    wrapped(cli).help_template(template)
+}
+
+fn wrapped(command: Command) -> Command {
+    command.next_line_help(true).mut_args(wrapped_option).mut_subcommands(wrapped)
+}
+
+fn wrapped_option(option: Arg) -> Arg {
+    let (short, long) = (option.get_help().map(wrap), option.get_long_help().map(wrap));
+    option.help(Resettable::from(short)).long_help(Resettable::from(long))
+}
+
+fn wrap(text: &StyledStr) -> StyledStr {
+    let mut wrapped = String::new();
+    for line in text.to_string().lines() {
+        let mut width = 0;
+        for word in line.split(' ') {
+            let is_full = width + 1 + word.len() > COLUMNS;
+            if width > 0 {
+                wrapped.push(if is_full { '\n' } else { ' ' });
+            }
+            width = if is_full { word.len() } else { width + 1 + word.len() };
+            wrapped.push_str(word);
+        }
+        wrapped.push('\n');
+    }
+    wrapped.trim_end().to_owned().into()
+}
+
+/// What to write instead of another program's word for a command.
+pub(super) fn other_word(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let ours = match word.as_str() {
+        "run" | "start" | "server" | "up" => "serve",
+        "status" | "ping" => "health",
+        "version" => "--version",
+        "help" => "--help",
+        _ => return None,
+    };
+    Some(format!("unknown command `{word}`; use `slidegate {ours}`"))
+}
+
+/// Shown by the program's own `--help`, and by no shorter help.
 pub(super) const FILES: &str = "\
+For packagers and editors:
+  generate  Write the schema of config files, shell completions or man pages
+
 Files of the packages for Debian and Red Hat:
   /etc/slidegate/slidegate.yaml
       Policies, which are read again when the file changes, and settings.
@@ -19,6 +108,7 @@ After a change of settings or variables: systemctl restart slidegate";
 pub(super) const SERVE: &str = "\
 Examples:
   slidegate serve
+  slidegate serve --preset api
   slidegate serve --policy '100/1m per user' --listen 127.0.0.1:8000
   slidegate serve --config slidegate.yaml --redis redis://127.0.0.1:6379
 
@@ -44,7 +134,7 @@ Examples:
   slidegate doctor --redis redis://127.0.0.1:6379
   slidegate doctor --config slidegate.yaml --json
 
-Exit codes: 0 limits are shared and exact, 1 shared with reservations, 2 not shared, not exact, or error";
+Exit codes: 0 shared and exact, 1 shared with reservations, 2 not shared, not exact, or error";
 
 pub(super) const CHECK: &str = "\
 Examples:
@@ -131,7 +221,7 @@ Exit codes: 0 accepted, 1 above a threshold, 2 error";
 
 pub(super) const INIT: &str = "\
 Examples:
-  slidegate init
+  slidegate init --preset login
   slidegate init limits.yaml --force
 
 Exit codes: 0 success, 2 error";
@@ -151,6 +241,7 @@ mod tests {
     use clap::{CommandFactory as _, Parser as _};
 
     use super::super::Cli;
+    use super::*;
 
     /// Splits a shell command line into words, up to a redirection.
     fn words(line: &str) -> Vec<String> {
@@ -169,6 +260,42 @@ mod tests {
             }
         }
         words
+    }
+
+    /// Who looks for a command reads this list, on any terminal.
+    #[test]
+    fn each_command_is_in_a_group_and_each_line_fits() {
+        fn check(command: &mut Command) {
+            for help in [command.render_help(), command.render_long_help()] {
+                for line in help.to_string().lines() {
+                    assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+                }
+            }
+            command.get_subcommands_mut().for_each(check);
+        }
+        let mut cli = shaped(Cli::command());
+        cli.build();
+        check(&mut cli);
+        let [short, long] = [cli.render_help(), cli.render_long_help()].map(|help| help.to_string());
+        for command in cli.get_subcommands() {
+            let line = format!("\n  {:<10}{}\n", command.get_name(), command.get_about().unwrap());
+            assert!(long.contains(&line), "{line}{long}");
+            assert_eq!(short.contains(&line), command.get_name() != "generate", "{line}{short}");
+        }
+        assert!(NEXT.lines().count() <= 15 && NEXT.lines().all(|line| line.len() <= 90), "{NEXT}");
+    }
+
+    /// Words of other programs lead to ours.
+    #[test]
+    fn other_words_for_a_command_are_answered_with_ours() {
+        for (word, ours) in
+            [("run", "serve"), ("status", "health"), ("version", "--version"), ("help", "--help")]
+        {
+            let error = Cli::try_parse_from(["slidegate", word]).unwrap_err();
+            let line = format!("unknown command `{word}`; use `slidegate {ours}`");
+            assert_eq!(other_word(&error), Some(line));
+        }
+        assert_eq!(other_word(&Cli::try_parse_from(["slidegate", "vaildate"]).unwrap_err()), None);
     }
 
     /// A copied example must work, and scripts need the exit codes, which the page also lists.

@@ -1,4 +1,4 @@
-//! `slidegate init`: writes a first config file, the default one.
+//! `slidegate init`: writes a first config file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -9,13 +9,16 @@ use clap::Args;
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::CONFIG_FILE;
-use crate::config::starting_file;
+use crate::config::{Preset, starting_file};
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
     /// Config file to write; `-` for standard output
     #[arg(default_value = CONFIG_FILE)]
     file: PathBuf,
+    /// Policies for a usual case [default: one policy, and all other keys as comments]
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
     /// Overwrite the file if it exists
     #[arg(long)]
     force: bool,
@@ -27,7 +30,7 @@ pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
     if args.file.exists() && !args.force {
         return fail(exists());
     }
-    let text = starting_file();
+    let text = args.preset.map_or_else(starting_file, |preset| preset.file().1.to_owned());
     if args.file.as_os_str() == "-" {
         output::print(text.trim_end())?;
         return Ok(());

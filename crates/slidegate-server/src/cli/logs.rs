@@ -18,6 +18,7 @@ const PROGRESS_EVERY: usize = 4096;
 
 /// How access logs are read.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Access logs")]
 pub(super) struct LogArgs {
     /// Format of the logs: `auto`, `common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`,
     /// `nginx:@FILE`, `ingress-nginx`, `nginx-proxy-manager`, `caddy`, `traefik`, `traefik-json`,

@@ -37,8 +37,7 @@ enum PolicyCommand {
         #[arg(long, value_name = "NAME")]
         instance: Option<String>,
     },
-    /// Change a policy on all instances, or add one with --scope. Unset options and usage stay
-    /// unchanged
+    /// Change a policy on all instances, or add one with --scope; the rest of it and usage stay
     Set(Box<SetArgs>),
     /// Revert a policy to the config file, or remove one added at run time
     Unset {

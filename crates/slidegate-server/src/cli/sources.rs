@@ -10,7 +10,7 @@ use slidegate::{Algorithm, Excess};
 use super::failure::{Failure, fail};
 use super::output;
 use super::values::excess;
-use crate::config::{Arguments, Config, Outside, Sources};
+use crate::config::{Arguments, Config, Outside, Preset, Sources};
 use crate::envoy::{CalendarWindows, Settings};
 
 /// The environment variable with the path of the config file.
@@ -20,11 +20,15 @@ pub(super) const CONFIG_FILE: &str = "slidegate.yaml";
 
 /// Policies from a file, the command line, or both; the file's come first.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Policies")]
 pub(super) struct PolicyArgs {
     /// Config file (YAML), or set the variable `SLIDEGATE_CONFIG` [default: `slidegate.yaml` in the
-    /// current directory, if there is one and no --policy]
+    /// current directory, if there is one and neither --policy nor --preset]
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
+    /// Policies for a usual case, instead of a config file; `slidegate init --preset NAME` writes them
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
     /// A policy such as `100/1m per user`, `5 per 30s per ip,path`, `10/s per token using
     /// token-bucket named api`; may be repeated
     #[arg(long = "policy", value_name = "TEXT")]
@@ -34,13 +38,13 @@ pub(super) struct PolicyArgs {
 impl PolicyArgs {
     /// The policies of this file, or of the default file.
     pub(super) fn of_file(config: Option<PathBuf>) -> Self {
-        Self { config, policies: Vec::new() }
+        Self { config, preset: None, policies: Vec::new() }
     }
 
     /// Loads the configuration, or the default one, for commands other than `serve`. Prints which one, unless
     /// the command line says so.
     pub(super) fn config(&self) -> Result<Config, Failure> {
-        if self.config.is_none() && self.policies.is_empty() {
+        if self.config.is_none() && self.preset.is_none() && self.policies.is_empty() {
             output::print_error(format_args!("configuration: {}", self.origin()));
         }
         // These commands do not listen, so listener settings do not matter.
@@ -52,20 +56,24 @@ impl PolicyArgs {
     /// line, no default file is used.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let of_environment = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
-        let here =
-            || Some(PathBuf::from(CONFIG_FILE)).filter(|path| self.policies.is_empty() && path.exists());
+        let has_policies = self.preset.is_some() || !self.policies.is_empty();
+        let here = || Some(PathBuf::from(CONFIG_FILE)).filter(|path| !has_policies && path.exists());
         self.config.clone().or_else(|| of_environment().map(PathBuf::from)).or_else(here)
     }
 
     /// The source of the configuration, for display.
     pub(super) fn origin(&self) -> String {
-        match (self.file(), self.policies.is_empty()) {
-            (Some(file), true) => file.display().to_string(),
-            (Some(file), false) => format!("{} and --policy", file.display()),
+        let preset = self.preset.map(|preset| {
+            let (name, _) = preset.file();
+            format!("preset {name}; `slidegate init --preset {name}` writes it to {CONFIG_FILE}")
+        });
+        match (self.file().map(|file| file.display().to_string()).or(preset), self.policies.is_empty()) {
+            (Some(file), true) => file,
+            (Some(file), false) => format!("{file} and --policy"),
             (None, false) => "--policy".to_owned(),
             (None, true) => {
                 format!(
-                    "the default policy, as there is no ./{CONFIG_FILE}; give one with --config or --policy"
+                    "the default policy, as there is no ./{CONFIG_FILE}; see --preset, --config and --policy"
                 )
             }
         }
@@ -73,8 +81,16 @@ impl PolicyArgs {
 
     /// The sources of the configuration, read again by a reload.
     pub(super) fn sources(&self, arguments: &Arguments) -> Result<Sources, Failure> {
-        let outside = Outside::read(arguments)?;
+        let mut outside = Outside::read(arguments)?;
+        outside.preset = self.preset;
         let (file, texts) = (self.file(), self.policies.clone());
+        if let (Some(preset), Some(file)) = (self.preset, &file) {
+            let (name, file) = (preset.file().0, file.display());
+            return fail(format!(
+                "--preset {name} and the config file {file} exclude each other, as both say all policies; give one, \
+                 or copy from what `slidegate init - --preset {name}` prints into {file}"
+            ));
+        }
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
 
@@ -110,6 +126,7 @@ impl PolicyArgs {
 
 /// envoyproxy/ratelimit files and environment variables.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Files of envoyproxy/ratelimit")]
 pub(super) struct EnvoyArgs {
     /// Folder with envoyproxy/ratelimit config files; hot-reloaded. See docs/envoy-ratelimit.md
     #[arg(long, value_name = "FOLDER")]

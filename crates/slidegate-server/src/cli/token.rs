@@ -16,13 +16,12 @@ pub(super) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
-    /// Create a token. The service stores only its digest; the token is printed once and stored
-    /// nowhere
+    /// Create a token, which is printed once; the service stores only its digest
     New {
         /// Name of its owner, recorded with every change
         #[arg(long, default_value = "ops", value_parser = name)]
         name: String,
-        /// What it permits; separate several by commas, such as `read,decide`
+        /// Rights, separated by commas
         #[arg(long, value_enum, value_delimiter = ',', default_value = "write")]
         scope: Vec<Right>,
     },

@@ -12,7 +12,7 @@ use super::resp::Password;
 use super::store::read_line;
 use super::traces::{ENDPOINT, endpoint};
 use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl, address};
-use super::{MAX_DRAIN_DELAY, admin};
+use super::{MAX_DRAIN_DELAY, Preset, admin};
 
 /// The prefix of all variables of slidegate.
 const PREFIX: &str = "SLIDEGATE_";
@@ -81,10 +81,13 @@ pub(crate) struct Outside {
     pub(super) has_other_limits: bool,
     /// The variables that name files with secrets, and the paths.
     pub(super) secret_files: Vec<(String, PathBuf)>,
+    /// The policies if there is no file.
+    pub(crate) preset: Option<Preset>,
 }
 
 /// Arguments of `serve` that take precedence over the file.
 #[derive(Debug, Default, Clone, clap::Args)]
+#[command(next_help_heading = "Settings")]
 pub(crate) struct Arguments {
     /// HTTP address; overrides the config file and the variable `SLIDEGATE_LISTEN`
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
@@ -174,7 +177,7 @@ impl Outside {
             secret_files.extend(path.map(|path| (source, path)));
         }
         let has_other_grpc = arguments.has_other_grpc;
-        Ok(Self { settings, tokens, has_other_grpc, has_other_limits: false, secret_files })
+        Ok(Self { settings, tokens, has_other_grpc, secret_files, ..Self::default() })
     }
 
     /// Rejects several instances without a shared store: each would admit the whole limit.

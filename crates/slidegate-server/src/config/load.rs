@@ -13,25 +13,26 @@ use slidegate_config::policies::MINIMAL;
 use super::environment::{LISTEN_VARIABLE, Outside, check_names, variable};
 use super::schema::schema;
 use super::values::ADDRESS;
-use super::{Config, FileContent, flag, secret_files, sections};
+use super::{Config, FileContent, Preset, flag, secret_files, sections};
 
 /// The default address of the HTTP interface, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
 
 impl Config {
-    /// Reads a file and `--policy` texts, whose policies follow those of the file. Without either, and
-    /// without other limits, there is a default policy.
+    /// Reads a file or preset, and `--policy` texts, whose policies follow. Without any, and without
+    /// other limits, there is a default policy.
     pub(crate) fn from_sources(
         file: Option<&Path>,
         texts: &[String],
         outside: &Outside,
     ) -> Result<Self, ConfigErrors> {
-        let config = match file {
-            Some(file) => Self::load(file, outside)?,
-            None if texts.is_empty() && !outside.has_other_limits => {
+        let config = match (file, outside.preset.map(Preset::file)) {
+            (Some(file), _) => Self::load(file, outside)?,
+            (None, Some((name, text))) => Self::parse_with(text, &format!("preset {name}"), outside)?,
+            (None, None) if texts.is_empty() && !outside.has_other_limits => {
                 Self::parse_with(MINIMAL, "default", outside)?
             }
-            None => {
+            (None, None) => {
                 let outside = Outside { has_other_limits: true, ..outside.clone() };
                 Self::parse_with("", "command line", &outside)?
             }

@@ -30,12 +30,13 @@ pub(crate) struct Sources {
 pub(crate) type Fingerprint = Option<(PathBuf, u64, SystemTime, u64)>;
 
 impl Sources {
-    /// The name for logs: the path of the file, `command line` or `default`.
+    /// The name for logs: the path of the file, `preset NAME`, `command line` or `default`.
     pub(crate) fn name(&self) -> String {
-        match &self.file {
-            Some(file) => file.display().to_string(),
-            None if self.texts.is_empty() => "default".to_owned(),
-            None => "command line".to_owned(),
+        match (&self.file, self.outside.preset) {
+            (Some(file), _) => file.display().to_string(),
+            (None, Some(preset)) => format!("preset {}", preset.file().0),
+            (None, None) if self.texts.is_empty() => "default".to_owned(),
+            (None, None) => "command line".to_owned(),
         }
     }
 

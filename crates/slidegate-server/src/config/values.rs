@@ -103,7 +103,7 @@ pub(super) const NEW_FILE: Form = Form::new(
 /// An address with its port.
 pub(super) const ADDRESS: Form = Form::new(
     "address",
-    "an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
+    "an IP address and a port, for example `127.0.0.1:7979` for this machine, or `0.0.0.0:7979` for all",
     |text, _| text.parse().map(|address: SocketAddr| address.to_string()).map_err(|_| String::new()),
 );
 
@@ -122,6 +122,11 @@ impl Text for RedisUrl {
         .secret();
 
     fn parse(url: &str) -> Result<Self, String> {
+        if url.contains('$') && !url.contains("://") {
+            return Err(
+                "variables are not expanded; remove the key, and set the variable SLIDEGATE_REDIS".to_owned()
+            );
+        }
         RedisOptions::new(url).map(Self).map_err(|error| error.to_string())
     }
 }

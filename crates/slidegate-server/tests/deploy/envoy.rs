@@ -598,3 +598,15 @@ fn no_request_of_a_client_that_used_up_its_limit_passes_and_none_lifts_the_limit
         }
     }
 }
+
+/// The block that people copy first ends with a denial.
+#[test]
+fn the_block_of_the_readme_denies_the_sixth_login() {
+    in_time(|gave_up| {
+        let (_server, port) = slidegate(0, &["--config", LIMITS]);
+        let envoy = Envoy::start("envoy-readme", port, gave_up, unedited);
+        let (serve, statuses) = super::of_readme("Envoy", "127.0.0.1:10000", envoy.port);
+        assert_eq!(serve, "--config $CHECKOUT/deploy/envoy/slidegate.yaml");
+        assert_eq!(statuses, ["200", "200", "200", "200", "200", "429"]);
+    });
+}

@@ -39,6 +39,26 @@ fn doctor_with(store: &str) -> Diagnosed {
     Diagnosed { code: output.status.code().unwrap(), json }
 }
 
+/// A url of the wrong kind is the mistake of a first start.
+#[test]
+fn a_url_of_the_wrong_kind_is_corrected() {
+    let redis = RedisServer::start();
+    let plain = redis.url();
+    let as_kind = |scheme: &str, rest: &str| plain.replace("redis://", scheme) + rest;
+    for (url, check, found, fix) in [
+        (as_kind("redis://", "/99"), "decisions", "DB index", "such as `/0`"),
+        (
+            as_kind("redis+cluster://", ""),
+            "reachable",
+            "cluster support disabled",
+            "write `redis://HOST:PORT`",
+        ),
+        (as_kind("redis+sentinel://", "/main"), "reachable", "SENTINEL", "no Sentinel"),
+    ] {
+        doctor(&url).names((check, "fault"), found, fix);
+    }
+}
+
 impl Diagnosed {
     /// Asserts the exit code, and that a check has a finding and a fix with these words.
     fn names(&self, (check, result): (&str, &str), found: &str, fix: &str) {

@@ -57,6 +57,34 @@ fn a_closed_pipe_is_no_error_for_any_command() {
     assert_eq!(run_unread(&denied).status.code(), Some(1), "a closed pipe does not hide the verdict");
 }
 
+/// The first thing that somebody types.
+#[test]
+fn without_arguments_it_says_what_to_do_next() {
+    let output = slidegate().output().unwrap();
+    let next = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(next.contains("slidegate serve --preset api ") && next.lines().count() <= 15, "{next}");
+}
+
+/// People read when and what, and a url is mistyped as in a browser.
+#[test]
+fn messages_are_short_and_say_what_to_write_instead() {
+    let folder = TempDir::new("messages");
+    let log = folder.file("log", "");
+    let mut server = Server::start_logging_to(&[], std::fs::File::create(&log).unwrap());
+    let refused = run(&["check", "user=alice", "--url", &server.address]);
+    let address = &server.address;
+    let expected =
+        format!("invalid --url `{address}`: must begin with http:// or https://, as `http://{address}`\n");
+    assert_eq!((refused.status.code(), text(&refused.stderr)), (Some(2), expected));
+    server.signal("TERM");
+    server.wait();
+    let log = std::fs::read_to_string(&log).unwrap();
+    let (time, message) = log.split_once("  INFO ").unwrap();
+    assert!(time.len() == 20 && time.parse::<jiff::Timestamp>().is_ok(), "{log}");
+    assert!(message.contains(": shutting down: waiting for open requests signal="), "{log}");
+}
+
 /// A log collector that has crashed must not take the limiter down.
 #[test]
 fn the_service_runs_on_when_its_output_and_its_log_are_closed() {

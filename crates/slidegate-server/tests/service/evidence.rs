@@ -224,7 +224,7 @@ fn the_file_in_the_current_directory_is_used_and_named() {
     let here = |arguments: &[&str]| {
         outcome(&slidegate().current_dir(folder.as_str()).args(arguments).output().unwrap())
     };
-    let default = "configuration: the default policy, as there is no ./slidegate.yaml; give one with --config or \
+    let default = "configuration: the default policy, as there is no ./slidegate.yaml; see --preset, --config and \
                    --policy\n";
     let (code, _, error) = here(&["explain", "user=alice"]);
     assert_eq!((code, error.as_str()), (Some(0), default));

@@ -119,7 +119,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
     assert_eq!(
         explain(&["user=eve"]).0,
         "per-user: applies to key `eve`: 100/1m\n1 policy applies\nconfiguration: the default policy, as there is no \
-         ./slidegate.yaml; give one with --config or --policy\n"
+         ./slidegate.yaml; see --preset, --config and --policy\n"
     );
 }
 

@@ -112,7 +112,7 @@ fn an_address_that_cannot_be_found_is_explained() {
             1,
             format!(
                 "{wrong}:2: server: invalid listen `here`: must be an IP address and a port, for example \
-                 `127.0.0.1:7979` or `[::]:7979`; or give the address with --listen\n"
+                 `127.0.0.1:7979` for this machine, or `0.0.0.0:7979` for all; or give the address with --listen\n"
             )
         )
     );

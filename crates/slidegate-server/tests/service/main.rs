@@ -6,6 +6,7 @@ mod cli;
 mod evidence;
 mod explain;
 mod health;
+mod presets;
 mod readme;
 mod secrets;
 mod serve;

@@ -198,3 +198,19 @@ fn traefik_limits_and_passes_requests_while_slidegate_is_away() {
 fn traefik_limits_and_refuses_requests_while_slidegate_is_away() {
     absence_is_bounded(&TRAEFIK, true);
 }
+
+/// The block that people copy first ends with a denial.
+#[test]
+fn the_block_of_the_readme_denies_the_sixth_login() {
+    let preset = include_str!("../../../src/config/presets/proxy.yaml");
+    let mut beside = Beside::start_with(&NGINX, false, preset);
+    until("slidegate answers every question in time", || {
+        let (serve, statuses) = crate::of_readme("nginx", "127.0.0.1:8000", beside.port);
+        assert_eq!(serve, "--preset proxy");
+        let is_held = statuses == ["200", "200", "200", "200", "200", "429"];
+        if !is_held {
+            beside.forget_usage(&NGINX);
+        }
+        is_held.then_some(())
+    });
+}
