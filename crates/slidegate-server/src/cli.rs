@@ -3,6 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use failure::Failure;
 
@@ -175,18 +178,19 @@ impl Cli {
 const QUIET: &str = "h2=error";
 
 fn start_log(level: &str, is_json: bool) -> Result<(), Failure> {
-    let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
+    let targets: Targets = format!("{QUIET},{level}").parse().map_err(|error| {
         Failure(format!("invalid --log-level `{level}`: {error}; use error, warn, info, debug or trace"))
     })?;
     let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(tracing::Level::TRACE)
         .with_writer(std::io::stderr)
         // These errors would go to standard error, which just failed.
         .log_internal_errors(false);
     if is_json {
-        log.json().init();
+        log.json().finish().with(targets).init();
     } else {
-        log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+        let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        log.with_ansi(is_terminal).finish().with(targets).init();
     }
     Ok(())
 }
