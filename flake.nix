@@ -18,6 +18,7 @@
           version = manifest.workspace.package.version;
           src = self;
           cargoLock.lockFile = ./Cargo.lock;
+          buildType = "dist"; # the profile
           cargoBuildFlags = [ "--package" "slidegate-server" ];
           # They start servers, browsers and proxies: scripts/test runs them.
           doCheck = false;

@@ -10,7 +10,7 @@ class Slidegate < Formula
   depends_on "rust" => :build
 
   def install
-    system "cargo", "install", *std_cargo_args(path: "crates/slidegate-server")
+    system "cargo", "install", "--profile", "dist", *std_cargo_args(path: "crates/slidegate-server")
     generate_completions_from_executable(bin/"slidegate", "generate", "completions")
     system bin/"slidegate", "generate", "man", buildpath/"man"
     man1.install Dir["man/*.1"]

@@ -148,11 +148,11 @@ async fn hold(
 fn build() -> Result<PathBuf, Failed> {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let mut cargo = Command::new("cargo");
-    cargo.current_dir(&root).args(["build", "--release", "--quiet", "--package", "slidegate-module"]);
+    cargo.current_dir(&root).args(["build", "--profile", "dist", "--quiet", "--package", "slidegate-module"]);
     if !cargo.status()?.success() {
         return Err("the module cannot be built".into());
     }
-    Ok(root.join("target/release/libslidegate_module.so").canonicalize()?)
+    Ok(root.join("target/dist/libslidegate_module.so").canonicalize()?)
 }
 
 impl Cell {

@@ -3,9 +3,12 @@
 use std::fmt;
 use std::io::IsTerminal as _;
 
-use tracing_subscriber::EnvFilter;
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::failure::Failure;
 
@@ -20,7 +23,7 @@ pub(super) fn level(text: &str) -> Result<String, String> {
         let level = part.rsplit('=').next().unwrap_or_default();
         LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level))
     };
-    if text.split(',').all(is_level) && EnvFilter::try_new(text).is_ok() {
+    if text.split(',').all(is_level) && text.parse::<Targets>().is_ok() {
         return Ok(text.to_owned());
     }
     Err(format!("must be {}, or a filter such as `slidegate=debug`", LEVELS.join(", ")))
@@ -28,20 +31,26 @@ pub(super) fn level(text: &str) -> Result<String, String> {
 
 /// Starts to write messages of this [`level`].
 pub(super) fn start(level: &str, is_json: bool) -> Result<(), Failure> {
+    let targets: Targets = format!("{QUIET},{level}").parse()?;
     let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(format!("{QUIET},{level}"))?)
+        .with_max_level(Level::TRACE)
         .with_writer(std::io::stderr)
         // These errors would go to standard error, which just failed.
         .log_internal_errors(false);
     if is_json {
-        log.json().init();
+        log.json().finish().with(targets).init();
     } else {
         let is_terminal = std::io::stderr().is_terminal();
         let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let has_colours =
             is_terminal && !is_set("NO_COLOR") && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         // In files, lines are looked for by their targets, such as `slidegate::denials`.
-        log.with_timer(Clock { is_terminal }).with_target(!is_terminal).with_ansi(has_colours).init();
+        log.with_timer(Clock { is_terminal })
+            .with_target(!is_terminal)
+            .with_ansi(has_colours)
+            .finish()
+            .with(targets)
+            .init();
     }
     Ok(())
 }

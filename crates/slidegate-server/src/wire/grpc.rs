@@ -21,6 +21,8 @@ pub(crate) use handler::{ConfigFiles, RateLimitHandler};
 pub(crate) use json::{config_routes, debug_router, routes};
 pub(crate) use listener::{TLS, bind};
 
+/// The rate-limit service's name in health checks and reflection.
+const SERVICE_NAME: &str = "envoy.service.ratelimit.v3.RateLimitService";
 /// Maximum message of a rate-limit call: the default of gRPC servers, including envoyproxy/ratelimit. Envoy
 /// accepts request heads of 60 KiB and may copy a whole one into each descriptor.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;

@@ -15,9 +15,6 @@ use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use futures_util::future::try_join_all;
 use slidegate::{
     Decisions,
@@ -26,7 +23,7 @@ use slidegate::{
 use slidegate_http::headers::{HeaderOptions, Problem};
 use tonic::Status;
 
-use super::message::RateLimitRequest;
+use super::message::{Code, HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::caller::Caller;
 use crate::config::GrpcSettings;
 use crate::engine::App;
@@ -220,7 +217,6 @@ mod tests {
     use std::time::Duration;
 
     use axum::http::HeaderMap;
-    use envoy_types::pb::google::protobuf::UInt64Value;
     use slidegate::{
         MemoryStore, PolicySet,
         clock::{ManualClock, Timestamp},
@@ -279,7 +275,7 @@ mod tests {
     async fn send(handler: &RateLimitHandler, keys: &[&str], hits: u64) -> RateLimitResponse {
         let descriptor = |key: &&str| RateLimitDescriptor {
             entries: vec![Entry { key: (*key).to_owned().into(), value: "value".into() }],
-            hits_addend: Some(UInt64Value { value: hits }),
+            hits_addend: Some(hits),
             ..RateLimitDescriptor::default()
         };
         let descriptors = keys.iter().map(descriptor).collect();
@@ -290,8 +286,7 @@ mod tests {
 
     fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {
         let each = response.statuses.iter();
-        let reset =
-            |one: &Option<envoy_types::pb::google::protobuf::Duration>| one.map_or(-1, |span| span.seconds);
+        let reset = |one: &Option<prost_types::Duration>| one.map_or(-1, |span| span.seconds);
         each.map(|one| (one.code(), one.limit_remaining, reset(&one.duration_until_reset))).collect()
     }
 

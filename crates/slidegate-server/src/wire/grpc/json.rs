@@ -12,14 +12,13 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use http_body_util::{BodyExt, Limited};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Deserializer;
 use tokio::time::timeout;
 
 use super::handler::{RateLimitHandler, has_refund, without_refunds};
-use super::message::RateLimitRequest;
+use super::message::{Code, RateLimitRequest};
 use super::{BODY_TIMEOUT, reflection};
 use crate::access::Action;
 use crate::caller::Protocol;

@@ -1,16 +1,21 @@
-//! The `ShouldRateLimit` request, with keys and values of any bytes.
+//! The messages of `ShouldRateLimit`, with keys and values of any bytes.
+//!
+//! Envoy's whole API as generated code would take longer to compile than the rest of the service;
+//! the tests decode and encode with it.
 //!
 //! protobuf requires UTF-8, but a header field that a client sends to its proxy may be any bytes. As text,
 //! one such value would make the whole call an error, and a proxy that fails open would let it pass. Decoding
 //! keeps at most one part more than is read, so its memory is bounded.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
-use envoy_types::pb::google::protobuf::UInt64Value;
+mod response;
+
 use prost::bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{self, DecodeContext, WireType, skip_field};
 use prost::{DecodeError, Message};
 
 use crate::limits::MAX_ATTRIBUTES;
+
+pub(crate) use response::{Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitResponse};
 
 /// Maximum descriptors of a call. Envoy sends one per rate limit action of a route, and planning compares
 /// each with all others.
@@ -31,7 +36,7 @@ pub(crate) struct RateLimitDescriptor {
     /// At most one more than [`MAX_ATTRIBUTES`].
     pub(crate) entries: Vec<Entry>,
     pub(crate) limit: Option<RateLimitOverride>,
-    pub(crate) hits_addend: Option<UInt64Value>,
+    pub(crate) hits_addend: Option<u64>,
     pub(crate) is_negative_hits: bool,
 }
 
@@ -42,6 +47,16 @@ pub(crate) struct Entry {
     pub(crate) key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     pub(crate) value: Bytes,
+}
+
+/// A limit that a descriptor carries: `RateLimitDescriptor.RateLimitOverride`.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct RateLimitOverride {
+    #[prost(uint32, tag = "1")]
+    pub(crate) requests_per_unit: u32,
+    /// A number of [`Unit`](crate::envoy::Unit), or another one.
+    #[prost(int32, tag = "2")]
+    pub(crate) unit: i32,
 }
 
 impl Message for RateLimitRequest {
@@ -129,8 +144,12 @@ impl Message for RateLimitDescriptor {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use envoy_types::pb::envoy::config::core::v3 as core;
     use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as common;
     use envoy_types::pb::envoy::service::ratelimit::v3 as service;
+    use envoy_types::pb::google::protobuf;
 
     use super::*;
 
@@ -141,8 +160,11 @@ mod tests {
         };
         let descriptor = |at: u32| common::RateLimitDescriptor {
             entries: (0..entries).map(entry).collect(),
-            limit: at.is_multiple_of(2).then_some(RateLimitOverride { requests_per_unit: at, unit: 3 }),
-            hits_addend: at.is_multiple_of(3).then_some(UInt64Value { value: u64::from(at) << 40 }),
+            limit: at.is_multiple_of(2).then_some(common::rate_limit_descriptor::RateLimitOverride {
+                requests_per_unit: at,
+                unit: 3,
+            }),
+            hits_addend: at.is_multiple_of(3).then_some(protobuf::UInt64Value { value: u64::from(at) << 40 }),
             is_negative_hits: at.is_multiple_of(5),
         };
         let descriptors = (0..u32::try_from(descriptors).unwrap()).map(descriptor).collect();
@@ -160,7 +182,9 @@ mod tests {
             assert_eq!((&read.domain, read.hits_addend), (&message.domain, message.hits_addend));
             let texts = |bytes: &Bytes| std::str::from_utf8(bytes).unwrap().to_owned();
             for (read, sent) in read.descriptors.iter().zip(&message.descriptors) {
-                assert_eq!((read.limit, read.hits_addend), (sent.limit, sent.hits_addend));
+                let limit = sent.limit.map(|limit| (limit.requests_per_unit, limit.unit));
+                assert_eq!(read.limit.map(|limit| (limit.requests_per_unit, limit.unit)), limit);
+                assert_eq!(read.hits_addend, sent.hits_addend.map(|hits| hits.value));
                 assert_eq!(read.is_negative_hits, sent.is_negative_hits);
                 let entries: Vec<_> =
                     read.entries.iter().map(|one| (texts(&one.key), texts(&one.value))).collect();
@@ -169,6 +193,50 @@ mod tests {
                 assert_eq!(entries, expected);
             }
         }
+    }
+
+    /// Envoy reads a response by its own definition.
+    #[test]
+    fn a_response_is_the_same_bytes_as_the_generated_message() {
+        let kind = prost_types::value::Kind::StringValue("v".into());
+        let value = prost_types::Value { kind: Some(kind) };
+        let response = RateLimitResponse {
+            overall_code: Code::OverLimit.into(),
+            statuses: vec![DescriptorStatus {
+                code: Code::Ok.into(),
+                current_limit: Some(RateLimit { requests_per_unit: 10, unit: 2, name: "per-user".into() }),
+                limit_remaining: 3,
+                duration_until_reset: Some(prost_types::Duration { seconds: 4, nanos: 5 }),
+            }],
+            response_headers_to_add: vec![HeaderValue { key: "k".into(), value: "v".into() }],
+            raw_body: b"body".into(),
+            dynamic_metadata: Some(prost_types::Struct { fields: [("f".to_owned(), value)].into() }),
+        };
+        let kind = protobuf::value::Kind::StringValue("v".into());
+        let value = protobuf::Value { kind: Some(kind) };
+        let generated = service::RateLimitResponse {
+            overall_code: service::rate_limit_response::Code::OverLimit.into(),
+            statuses: vec![service::rate_limit_response::DescriptorStatus {
+                code: service::rate_limit_response::Code::Ok.into(),
+                current_limit: Some(service::rate_limit_response::RateLimit {
+                    requests_per_unit: 10,
+                    unit: 2,
+                    name: "per-user".into(),
+                }),
+                limit_remaining: 3,
+                duration_until_reset: Some(protobuf::Duration { seconds: 4, nanos: 5 }),
+                quota: None,
+            }],
+            response_headers_to_add: vec![core::HeaderValue {
+                key: "k".into(),
+                value: "v".into(),
+                raw_value: Vec::new(),
+            }],
+            raw_body: b"body".into(),
+            dynamic_metadata: Some(protobuf::Struct { fields: HashMap::from([("f".to_owned(), value)]) }),
+            ..service::RateLimitResponse::default()
+        };
+        assert_eq!(response.encode_to_vec(), generated.encode_to_vec());
     }
 
     /// A megabyte of empty parts, two bytes each, must not become 50 MB in memory.

@@ -1,12 +1,11 @@
 //! Server reflection, for tools such as grpcurl that have no .proto files.
 //!
-//! `descriptors.binpb` contains the descriptors that envoy-types was generated from, without
-//! comments and without files that the rate-limit service does not need. A test extracts them again
-//! and compares.
+//! `descriptors.binpb` contains the descriptors that the crate envoy-types was generated from,
+//! without comments and without files that the rate-limit service does not need. A test extracts
+//! them again and compares.
 
 use std::convert::Infallible;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -16,7 +15,7 @@ use tonic::body::Body;
 use tonic_reflection::server::Builder;
 use tower::Service;
 
-use super::MAX_OTHER_MESSAGE_BYTES;
+use super::{MAX_OTHER_MESSAGE_BYTES, SERVICE_NAME};
 
 /// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and its imports.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
@@ -136,7 +135,7 @@ mod tests {
         needed(SERVICE_FILE, &everything(), &mut BTreeSet::new(), &mut file);
         let fresh = FileDescriptorSet { file }.encode_to_vec();
         if std::env::var_os("WRITE_DESCRIPTORS").is_some() {
-            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/grpc/descriptors.binpb");
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wire/grpc/descriptors.binpb");
             std::fs::write(path, &fresh).expect("the source can be written");
             return;
         }

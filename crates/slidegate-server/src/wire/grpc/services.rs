@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use futures_util::TryFutureExt;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
@@ -24,7 +23,7 @@ use super::codec::{grpc, unary};
 use super::handler::{RateLimitHandler, has_refund, without_refunds};
 use super::incomplete::{IncompleteCalls, message_of};
 use super::message::RateLimitRequest;
-use super::{MAX_MESSAGE_BYTES, MAX_OTHER_MESSAGE_BYTES, reflection};
+use super::{MAX_MESSAGE_BYTES, MAX_OTHER_MESSAGE_BYTES, SERVICE_NAME, reflection};
 use crate::access::{Access, Action};
 use crate::caller::Protocol;
 use crate::listener::Connection;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use slidegate::{PolicyDecision, Reason};
 use slidegate_http::headers::{HeaderOptions, Problem};
 use slidegate_http::headers::{millis_ceil, secs_ceil};
+
+use crate::wire::grpc::message::HeaderValue;
 
 /// A decision that denies a call, and the index of its descriptor.
 #[derive(Debug, Clone, Copy)]
@@ -53,5 +54,5 @@ pub(super) fn wait(one: &PolicyDecision<'_>) -> Option<Duration> {
 }
 
 pub(super) fn header(name: &str, value: String) -> HeaderValue {
-    HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }
+    HeaderValue { key: name.to_owned(), value }
 }

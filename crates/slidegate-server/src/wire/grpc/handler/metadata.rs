@@ -3,9 +3,8 @@
 //! A denial names its policy, key and reason. With `RESPONSE_DYNAMIC_METADATA`, every response
 //! contains the call, as in envoyproxy/ratelimit, and the `metadata` of the limits that allowed it.
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
+use prost_types::value::Kind;
+use prost_types::{ListValue, Struct, Value};
 use serde_json::{Map, Value as Json, json};
 use slidegate_http::headers::millis_ceil;
 
@@ -14,7 +13,7 @@ use super::request::DescriptorTarget;
 use super::values::MAX_VALUE;
 use crate::engine::explanation;
 use crate::envoy::Unit;
-use crate::wire::grpc::message::{RateLimitDescriptor, RateLimitRequest};
+use crate::wire::grpc::message::{Code, DescriptorStatus, RateLimitDescriptor, RateLimitRequest};
 
 /// The denying policy, its key and the reason.
 pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {
@@ -69,7 +68,7 @@ fn descriptor(descriptor: &RateLimitDescriptor) -> Json {
         out["limit"] = format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit).into();
     }
     if let Some(hits) = descriptor.hits_addend {
-        out["hitsAddend"] = hits.value.into();
+        out["hitsAddend"] = hits.into();
     }
     out
 }

@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 
-use envoy_types::pb::google::protobuf::UInt64Value;
 use slidegate::{
     Decisions, Excess, PolicyDecision, Quota, Request, Value,
     verb::{Role, Verb},
@@ -182,7 +181,7 @@ pub(crate) fn without_refunds(call: &mut RateLimitRequest, app: &App) -> bool {
     }
     for descriptor in call.descriptors.iter_mut().filter(|descriptor| descriptor.is_negative_hits) {
         descriptor.is_negative_hits = false;
-        descriptor.hits_addend = Some(UInt64Value { value: 0 });
+        descriptor.hits_addend = Some(0);
     }
     decided(app, Flaw::Cost);
     true
@@ -284,7 +283,7 @@ pub(super) fn make_decidable(call: &mut RateLimitRequest, app: &App, has_files: 
         decided(app, Flaw::TooMany);
     }
     for descriptor in &mut call.descriptors {
-        if descriptor.hits_addend.is_some_and(|hits| hits.value > MAX_COST) {
+        if descriptor.hits_addend.is_some_and(|hits| hits > MAX_COST) {
             decided(app, Flaw::Cost);
         }
         if descriptor.limit.is_some_and(|limit| Unit::from_number(limit.unit).is_none()) {
@@ -320,7 +319,7 @@ fn texts(descriptor: &RateLimitDescriptor) -> impl Iterator<Item = (&str, &str)>
 
 /// A descriptor's number of hits, without sign.
 fn hits(call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
-    descriptor.hits_addend.map_or_else(|| u64::from(call.hits_addend.max(1)), |hits| hits.value)
+    descriptor.hits_addend.unwrap_or_else(|| u64::from(call.hits_addend.max(1)))
 }
 
 /// The limit that a descriptor carries.

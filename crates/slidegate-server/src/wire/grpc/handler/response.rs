@@ -6,11 +6,6 @@
 use std::iter::Peekable;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
-    Code, DescriptorStatus, RateLimit,
-};
-use envoy_types::pb::google::protobuf;
 use slidegate::{
     PolicyDecision,
     verb::{Role, Verb},
@@ -20,6 +15,7 @@ use slidegate_http::headers::secs_ceil;
 use super::denial::{CallDenial, header, wait};
 use super::request::{Decided, DescriptorTarget};
 use crate::envoy::{HeaderNames, Unit};
+use crate::wire::grpc::message::{Code, DescriptorStatus, HeaderValue, RateLimit};
 
 #[derive(Debug)]
 pub(super) struct CallOutcome<'d> {
@@ -131,8 +127,7 @@ fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool
         code: if is_over && is_enforced { Code::OverLimit } else { Code::Ok }.into(),
         current_limit: Some(limit),
         limit_remaining: narrow(remaining),
-        duration_until_reset: Some(protobuf::Duration { seconds: reset_s, nanos: 0 }),
-        quota: None,
+        duration_until_reset: Some(prost_types::Duration { seconds: reset_s, nanos: 0 }),
     }
 }
 
