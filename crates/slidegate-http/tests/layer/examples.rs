@@ -97,8 +97,9 @@ fn folder() -> &'static Path {
         let target = this.ancestors().nth(3).unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--workspace", "--all-features", "--examples", "--target-dir"]);
-        build.arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+        // As `cargo test --workspace --all-features` has built them.
+        build.args(["build", "--profile", "test", "--quiet", "--workspace", "--all-features", "--examples"]);
+        build.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
         assert!(build.status().unwrap().success(), "the examples do not build: {build:?}");
         target.join("debug/examples")
     })

@@ -15,7 +15,9 @@ pub fn module() -> &'static Path {
     BUILT.get_or_init(|| {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
-        cargo.current_dir(&workspace).args(["build", "--quiet", "--locked", "--package", "slidegate-module"]);
+        // The profile of the tests, so that its dependencies are not compiled again.
+        let build = ["build", "--profile", "test", "--quiet", "--locked", "--package", "slidegate-module"];
+        cargo.current_dir(&workspace).args(build);
         run(cargo, "cargo");
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
