@@ -115,6 +115,21 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// `cargo build` with the profile of the tests, so that nothing is built again that `cargo test` has built.
+///
+/// It does not get what cargo tells tests about their package: build scripts that read it would run again.
+pub fn cargo_build() -> Command {
+    let mut command = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+    for (name, _) in std::env::vars_os() {
+        let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if name.to_str().is_some_and(of_package) {
+            command.env_remove(name);
+        }
+    }
+    command.args(["build", "--profile", "test", "--quiet", "--locked"]);
+    command
+}
+
 /// Runs a program to its end. It must succeed.
 pub fn run(mut command: Command, package: &str) {
     let output = spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()), package).wait_with_output();

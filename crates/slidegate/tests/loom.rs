@@ -1,6 +1,6 @@
 //! Every order of events that two or three threads can meet in, tried by a model checker.
 //!
-//! Built and run by `scripts/test` with `--cfg loom`; an ordinary build has nothing here. Under
+//! Built and run by `scripts/test --all` with `--cfg loom`; an ordinary build has nothing here. Under
 //! `cfg(loom)` a store's secret is fixed, so that a key lies in the same shard every time the model
 //! is run.
 #![cfg(loom)]

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use slidegate_testkit::process::cargo_build;
 use slidegate_testkit::redis::RedisServer;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -95,10 +96,9 @@ fn folder() -> &'static Path {
         // target/debug/deps/layer-0123456789abcdef
         let this = std::env::current_exe().unwrap();
         let target = this.ancestors().nth(3).unwrap();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--workspace", "--all-features", "--examples", "--target-dir"]);
-        build.arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+        let mut build = cargo_build();
+        build.args(["--workspace", "--all-features", "--examples", "--target-dir"]).arg(target);
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
         assert!(build.status().unwrap().success(), "the examples do not build: {build:?}");
         target.join("debug/examples")
     })

@@ -24,10 +24,9 @@ use crate::assemble::Assembled;
 /// The scripts that the module takes the place of.
 static SCRIPTS: LazyLock<Assembled> = LazyLock::new(Assembled::new);
 
-/// Runs histories of different seeds: so many as `SLIDEGATE_MODULE_HISTORIES` says, from
-/// `SLIDEGATE_MODULE_SEED` on.
-fn each_seed(mut run: impl FnMut(u64)) {
-    let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let first = number("SLIDEGATE_MODULE_SEED", 1);
-    (first..first + number("SLIDEGATE_MODULE_HISTORIES", 120)).for_each(&mut run);
+/// Runs histories of different seeds: a share of them with `SLIDEGATE_TEST_HISTORIES=4`, as the tests of
+/// the store do.
+fn each_seed(run: impl FnMut(u64)) {
+    let share = std::env::var("SLIDEGATE_TEST_HISTORIES").map_or(1, |text| text.parse().unwrap());
+    (1..=120u64.div_ceil(share)).for_each(run);
 }

@@ -179,7 +179,8 @@ fn the_image_is_small_runs_without_rights_and_loses_no_request_when_it_stops() {
     image.complete();
     let port = ports::free();
     let mut serve = image.command(port, &words(&[&config["Entrypoint"], &config["Cmd"]]));
-    serve.stdout(Stdio::null());
+    // The second signal ends it, however long the client takes.
+    serve.stdout(Stdio::null()).env("SLIDEGATE_DRAIN_DELAY", "1h");
     let home = TempDir::new("image-run");
     let home = Path::new(&home.file("anchor", "")).parent().unwrap().to_owned();
     let mut service = Process::start(serve, &home, "util-linux");

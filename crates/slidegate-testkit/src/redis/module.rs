@@ -1,10 +1,9 @@
 //! The native module, built for servers that load it.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::process::run;
+use crate::process::{cargo_build, run};
 
 /// If set to anything, every test server loads the module, which then replaces scripts.
 pub(super) const EVERYWHERE: &str = "SLIDEGATE_TEST_MODULE";
@@ -14,8 +13,8 @@ pub fn module() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
-        cargo.current_dir(&workspace).args(["build", "--quiet", "--locked", "--package", "slidegate-module"]);
+        let mut cargo = cargo_build();
+        cargo.current_dir(&workspace).args(["--package", "slidegate-module"]);
         run(cargo, "cargo");
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);

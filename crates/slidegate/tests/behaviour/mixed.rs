@@ -4,119 +4,30 @@
 //! The model keeps a list of charges for each key and follows the documentation of `Gate::apply`
 //! and `Role` rule by rule, in one pass for each sentence.
 
+mod asked;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request, Verdict,
+    Excess, Gate, MemoryStore, Quota, Request, Verdict,
     clock::ManualClock,
     verb::{Role, Verb},
 };
 
-/// Policies by position: name, excess, shadow, and whether requests have to name it.
-const POLICIES: [(&str, Excess, bool, bool); 6] = [
-    ("plain", Excess::Refuse, false, true),
-    ("overdraft", Excess::Charge, false, true),
-    ("counted", Excess::Count, false, true),
-    ("shadow", Excess::Refuse, true, true),
-    ("first", Excess::Refuse, false, false),
-    ("second", Excess::Refuse, false, false),
-];
-const KEYS: [&str; 2] = ["a", "b"];
-const REFUSED_KEYS: [&str; 2] = ["a refused", "b refused"];
+use self::asked::{Asked, KEYS, POLICIES, REFUSED_KEYS, call, keys, limit_of, policies, requests};
+
 const WINDOW_US: u64 = 1000;
-
-/// One request of a call.
-#[derive(Debug, Clone)]
-struct Asked {
-    /// The policy that it names; without one, the last two apply.
-    policy: Option<usize>,
-    key: usize,
-    verb: Verb,
-    role: Role,
-    cost: u64,
-    over_limit: bool,
-    /// The cost to count under a second key if it is refused.
-    refusals: Option<u64>,
-}
-
-fn asked() -> impl Strategy<Value = Asked> {
-    let verb = prop_oneof![
-        5 => Just(Verb::Check),
-        2 => Just(Verb::Peek),
-        1 => Just(Verb::Refund),
-        1 => Just(Verb::Penalize),
-    ];
-    let role = prop_oneof![
-        4 => Just(Role::Deciding),
-        4 => Just(Role::Together),
-    ];
-    let policy = proptest::option::weighted(0.8, 0usize..4);
-    let refusals = proptest::option::weighted(0.3, 0u64..4);
-    (policy, 0usize..2, verb, role, 0u64..4, any::<bool>(), refusals).prop_map(
-        |(policy, key, verb, role, cost, over_limit, refusals)| Asked {
-            policy,
-            key,
-            verb,
-            role,
-            cost,
-            over_limit,
-            refusals,
-        },
-    )
-}
 
 fn calls() -> impl Strategy<Value = Vec<(u64, Vec<Asked>)>> {
     // Where charges meet is looked up in long calls.
-    let requests = prop_oneof![
-        15 => proptest::collection::vec(asked(), 1..5),
-        1 => proptest::collection::vec(asked(), 5..60),
-    ];
-    proptest::collection::vec((0u64..700, requests), 1..40)
+    proptest::collection::vec((0u64..700, prop_oneof![15 => call(1..5), 1 => call(5..60)]), 1..40)
 }
 
-impl Asked {
-    fn request(&self, is_refusals: bool) -> Request<'static> {
-        let key = if is_refusals { REFUSED_KEYS[self.key] } else { KEYS[self.key] };
-        let request = Request::new().with("key", key);
-        let request = match self.policy {
-            Some(policy) => request.under(POLICIES[policy].0),
-            None => request,
-        };
-        if is_refusals {
-            return request.with_role(Role::Refusals).with_cost(self.refusals.unwrap());
-        }
-        let request = request.with_verb(self.verb).with_role(self.role).with_cost(self.cost);
-        if self.over_limit { request.deny_over_limit() } else { request }
-    }
-
-    fn policies(&self) -> Vec<usize> {
-        self.policy.map_or_else(|| vec![4, 5], |policy| vec![policy])
-    }
-}
-
-/// The requests of a call, refusals after the requests that they belong to.
-fn requests(call: &[Asked]) -> Vec<Request<'static>> {
-    let both = |asked: &Asked| {
-        let refusals = asked.refusals.map(|_| asked.request(true));
-        [Some(asked.request(false)), refusals].into_iter().flatten()
-    };
-    call.iter().flat_map(both).collect()
-}
-
-fn policies(limit: u64) -> PolicySet {
-    let policies = POLICIES.iter().zip(0..).map(|((name, excess, is_shadow, is_named), more)| {
-        let quota = Quota::new(limit + more % 3, Duration::from_micros(WINDOW_US)).unwrap();
-        let policy = Policy::new(*name, quota).unwrap().with_scope(["key"]).with_excess(*excess);
-        let policy = if *is_shadow { policy.with_enforced(false) } else { policy };
-        if *is_named { policy.with_only_when_named() } else { policy }
-    });
-    PolicySet::new(policies).unwrap()
-}
-
-fn limit_of(limit: u64, policy: usize) -> u64 {
-    limit + policy as u64 % 3
+/// The policies that a request applies to.
+fn policies_of(asked: &Asked) -> Vec<usize> {
+    asked.policy.map_or_else(|| vec![4, 5], |policy| vec![policy])
 }
 
 /// Charges by policy and key, oldest first, each with its time.
@@ -165,7 +76,7 @@ type Answer = (usize, usize, Verdict, u64, u64);
 fn asks(call: &[Asked]) -> Vec<Ask> {
     let mut asks: Vec<Ask> = Vec::new();
     for (number, asked) in call.iter().enumerate() {
-        for policy in asked.policies() {
+        for policy in policies_of(asked) {
             let meets = |ask: &Ask| (ask.policy, ask.key, ask.verb) == (policy, asked.key, asked.verb);
             let refusals = asked.refusals.filter(|_| matches!(asked.verb, Verb::Check | Verb::Peek));
             if let Some(known) = asks.iter_mut().find(|ask| meets(ask)) {
@@ -288,12 +199,13 @@ proptest! {
     fn a_call_of_several_verbs_and_roles_does_what_its_rules_say(limit in 0u64..6, calls in calls()) {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().clock(clock.clone()).build();
-        let gate = Gate::with_memory(policies(limit), store);
-        let (mut ledger, mut now) = (Ledger::default(), 0);
+        let quota = |_, limit| Quota::new(limit, Duration::from_micros(WINDOW_US)).unwrap();
+        let gate = Gate::with_memory(policies(limit, quota), store);
+        let (mut ledger, mut now, keys) = (Ledger::default(), 0, keys(""));
         for (us, call) in calls {
             now += us;
             clock.advance(Duration::from_micros(us));
-            let requests = requests(&call);
+            let requests = requests(&call, &keys);
             let decisions = gate.apply(&requests);
             let answers: Vec<Answer> = decisions
                 .iter()
