@@ -1,13 +1,15 @@
 //! One case, a number of times, for `bench/instructions/run`, which counts its instructions.
 //!
-//! `slidegate-instructions CASE TIMES [REDIS_URL]`
+//! `slidegate-instructions CASE TIMES [REDIS_URL | LOG]`
 
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::{Ready, ready};
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use axum::body::Body;
@@ -17,6 +19,7 @@ use slidegate::{Gate, Limiter, Policy, PolicySet, Quota, SharedGate};
 use slidegate_http::headers::HeaderOptions;
 use slidegate_http::layer::{Attribute, RateLimitLayer};
 use slidegate_redis::{RedisOptions, RedisStore};
+use slidegate_replay::{LogOptions, LogReader, Options, PlainWording, Plan, Replay, Wording};
 use tower::{Layer, Service};
 
 /// Never reached.
@@ -28,7 +31,7 @@ type Outcome = Result<(), Box<dyn Error>>;
 fn main() -> Outcome {
     let mut arguments = std::env::args().skip(1);
     let (Some(case), Some(times)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: slidegate-instructions CASE TIMES [REDIS_URL]".into());
+        return Err("usage: slidegate-instructions CASE TIMES [REDIS_URL | LOG]".into());
     };
     let times: u32 = times.parse()?;
     match (case.as_str(), arguments.next()) {
@@ -40,6 +43,7 @@ fn main() -> Outcome {
         ("layer-plain", _) => layer(HeaderOptions::OFF, times),
         ("layer-fields", _) => layer(HeaderOptions::default(), times),
         ("redis", Some(url)) => redis(&url, times),
+        ("replay", Some(log)) => replay(log.into(), times),
         _ => Err(format!("invalid case `{case}`: is none of this program").into()),
     }
 }
@@ -114,4 +118,22 @@ fn redis(url: &str, times: u32) -> Outcome {
         }
         Ok(())
     })
+}
+
+/// A log of this many lines.
+fn replay(log: PathBuf, lines: u32) -> Outcome {
+    let mut reader = LogReader::open_all(&[log], LogOptions { threads: 1, ..LogOptions::default() })?;
+    let policies = [&["ip"][..], &["ip", "method"], &["user_agent"]].map(|scope| {
+        let policy = Policy::new(scope.join("-"), Quota::per_minute(100))?;
+        Ok(policy.with_scope(scope.iter().copied()))
+    });
+    let policies = PolicySet::new(policies.into_iter().collect::<Result<Vec<_>, slidegate::Error>>()?)?;
+    let wording: Arc<dyn Wording> = Arc::new(PlainWording);
+    let mut replay = Replay::new(Plan::of(policies, Options { threads: 0, ..Options::default() }), &wording)?;
+    while let Some(entry) = reader.next_entry()? {
+        replay.push(&entry)?;
+    }
+    replay.finish(reader.stats())?;
+    assert_eq!(reader.stats().lines, u64::from(lines));
+    Ok(())
 }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io::IsTerminal as _;
 
-use tracing::Level;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
@@ -33,7 +32,7 @@ pub(super) fn level(text: &str) -> Result<String, String> {
 pub(super) fn start(level: &str, is_json: bool) -> Result<(), Failure> {
     let targets: Targets = format!("{QUIET},{level}").parse()?;
     let log = tracing_subscriber::fmt()
-        .with_max_level(Level::TRACE)
+        .with_max_level(tracing::Level::TRACE)
         .with_writer(std::io::stderr)
         // These errors would go to standard error, which just failed.
         .log_internal_errors(false);
