@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv6Addr};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use decide::{Call, Engine};
-use futures_util::FutureExt;
 use futures_util::future::Either;
 use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, verb::Verb};
 use slidegate_http::headers::HeaderOptions;
@@ -128,7 +128,9 @@ impl App {
     #[inline(always)] // a call would move it
     pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
         if self.store().is_in_memory() {
-            let decided = decision.now_or_never().expect("a decision in memory does not wait");
+            let Poll::Ready(decided) = pin!(decision).poll(&mut Context::from_waker(Waker::noop())) else {
+                unreachable!("a decision in memory does not wait");
+            };
             Either::Left(ready(decided))
         } else {
             Either::Right(Box::pin(decision))

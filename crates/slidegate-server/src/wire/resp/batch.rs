@@ -1,6 +1,8 @@
 //! The decisions of one pipeline: made at once on the memory store, batched on a shared store.
 
-use futures_util::FutureExt;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
 use slidegate::{Decisions, Request, verb::Verb};
 
 use super::answer;
@@ -63,8 +65,11 @@ impl<'w> Batch<'w> {
         reply: &mut Reply<'_>,
     ) {
         if self.app.store().is_in_memory() {
-            let deciding = self.call.apply(Some(verb), std::slice::from_ref(request), None);
-            let decisions = deciding.now_or_never().expect("a decision in memory does not wait");
+            // Polled where it is made: it is larger than all that is decided with.
+            let deciding = pin!(self.call.apply(Some(verb), std::slice::from_ref(request), None));
+            let Poll::Ready(decisions) = deciding.poll(&mut Context::from_waker(Waker::noop())) else {
+                unreachable!("a decision in memory does not wait");
+            };
             format.write(&decisions, reply);
             return;
         }
