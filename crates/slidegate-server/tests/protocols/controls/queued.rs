@@ -35,9 +35,15 @@ fn key(first: &str, second: &str) -> String {
 #[test]
 fn the_first_change_counts_whether_the_store_replies_or_not() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("controls-queued"));
-    // Nothing in this test takes a minute, in which the holds would end.
-    let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url());
-    let instance = Instance::start(&folder, "a", &store);
+    let start = |name: &str, deadline: &str| {
+        Instance::start(
+            &folder,
+            name,
+            &format!("store: {{redis: '{}', deadline: {deadline}}}\n", redis.url()),
+        )
+    };
+    // One waits for a slow machine, and the other does not wait for a store that is stopped.
+    let (instance, hasty) = (start("patient", "30s"), start("hasty", "100ms"));
     let reserve = |key: &str| {
         let body = json!({ "attributes": { "user": key }, "cost": 50, "ttl": "1h" });
         let (status, answer) = instance.post("/v1/reserve", &body, "");
@@ -56,15 +62,15 @@ fn the_first_change_counts_whether_the_store_replies_or_not() {
     let tickets: Vec<_> = pairs().map(|(first, second)| reserve(&key(first, second))).collect();
     redis.pause();
     for ((first, second), ticket) in pairs().zip(&tickets) {
-        assert_eq!(change(&instance, first, ticket), (202, "queued".to_owned()), "{first}");
-        let after = change(&instance, second, ticket);
+        assert_eq!(change(&hasty, first, ticket), (202, "queued".to_owned()), "{first}");
+        let after = change(&hasty, second, ticket);
         // What is repeated waits as before.
         let said = if first == second { (202, "queued") } else { (200, "already_settled") };
         assert_eq!((after.0, &*after.1), said, "{first}, {second}");
     }
     redis.resume();
     until_true("nothing waits for the store", || {
-        instance.server.get("/metrics").body.lines().any(|line| line == "slidegate_settlements_pending 0")
+        hasty.server.get("/metrics").body.lines().any(|line| line == "slidegate_settlements_pending 0")
     });
     let used: Vec<_> = pairs().map(|(first, second)| instance.usage(&key(first, second))).collect();
     assert_eq!(used, expected);
