@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::future::{Ready, ready};
+use std::future::ready;
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -71,30 +71,12 @@ fn gate(number: u32, times: u32) -> Outcome {
     Ok(())
 }
 
-/// A service that responds at once.
-#[derive(Clone)]
-struct Bare;
-
-impl Service<axum::extract::Request> for Bare {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Ready<Result<Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    #[inline(never)]
-    fn call(&mut self, _: axum::extract::Request) -> Self::Future {
-        ready(Ok(Response::new(Body::empty())))
-    }
-}
-
 fn layer(headers: HeaderOptions, times: u32) -> Outcome {
     let policy = Policy::new("per-ip", Quota::per_hour(LIMIT))?.with_scope(["ip"]);
     let builder = RateLimitLayer::builder(Gate::new(PolicySet::new([policy])?));
     let builder = builder.attribute("ip", Attribute::client_addr()).headers(headers);
-    let mut service = builder.build()?.layer(Bare);
+    let respond = |_: axum::extract::Request| ready(Ok::<_, Infallible>(Response::new(Body::empty())));
+    let mut service = builder.build()?.layer(tower::service_fn(respond));
     let mut cx = Context::from_waker(Waker::noop());
     for _ in 0..times {
         let mut request = axum::extract::Request::new(Body::empty());

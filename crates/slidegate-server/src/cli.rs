@@ -51,7 +51,7 @@ const VERSION: &str = concat!(
 ///
 /// `slidegate serve` without options listens on loopback, with a default policy.
 #[derive(Debug, Parser)]
-#[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES)]
+#[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES, max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
 pub(crate) struct Cli {
     /// Level of messages on standard error: error, warn, info, debug, trace, or a filter such as

@@ -18,7 +18,7 @@ pub(crate) use saved::{Ages, SavedHold, SavedState};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use state::{State, VerbEffect, decision, perform};
-pub(crate) use state::{charge, fits, inspect};
+pub(crate) use state::{charge, inspect};
 pub use token_bucket::TokenBucket;
 
 use crate::quota::{Algorithm, Quota};

@@ -34,7 +34,6 @@ pub fn all_or_none<P: AsRef<Part>>(
     for (at, part) in parts.iter().map(P::as_ref).enumerate() {
         decisions.push(apply(at, Verb::Peek, if part.verb.is_question() { part.asks() } else { 0 }));
     }
-    let decisions = &mut **decisions;
     complete(parts, decisions);
     let denials = Denials::of(parts, |at| decisions[at].is_denied());
     for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == Verb::Check) {

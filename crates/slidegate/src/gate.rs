@@ -138,7 +138,7 @@ impl<S: Store> Gate<S> {
         decisions.policies.plan_into(&mut plan, requests, verb);
         let mut decided = StoreDecisions::default();
         decide_now(store, &plan.charges, id, &mut decided);
-        plan.place(&mut decided.decisions, &mut decisions.placed);
+        plan.place(&decided.decisions, &mut decisions.placed);
         decisions.failure = decided.failure;
         drop(plan);
         self.wake_refunded(&decisions);
@@ -162,9 +162,9 @@ impl<S: Store> Gate<S> {
         if is_waiting {
             plan.set_waiting();
         }
-        let StoreDecisions { decisions: mut decided, failure } = self.decide_charges(&plan.charges, id).await;
+        let StoreDecisions { decisions: decided, failure } = self.decide_charges(&plan.charges, id).await;
         decisions.failure = failure;
-        plan.place(&mut decided, &mut decisions.placed);
+        plan.place(&decided, &mut decisions.placed);
         drop(plan);
         self.wake_refunded(&decisions);
         decisions

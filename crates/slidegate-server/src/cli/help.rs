@@ -2,9 +2,8 @@
 //!
 //! A test parses every example. docs/commands.md lists the exit codes of all commands in one table.
 
-use clap::builder::{Resettable, StyledStr};
+use clap::Command;
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, Command};
 
 /// Printed without arguments.
 pub(super) const NEXT: &str = "\
@@ -32,10 +31,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Tools", &["token", "doctor"]),
 ];
 
-/// The columns of the text of an option. On a terminal of 80: clap indents it by 10, and does not wrap it.
-const COLUMNS: usize = 70;
-
-/// The same command line with commands in groups, and options that fit a terminal.
+/// The same command line with commands in groups.
 pub(super) fn shaped(cli: Command) -> Command {
     let about = |name: &str| cli.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
     let line = |name: &&str| format!("  {name:<10}{}\n", about(name).unwrap_or_default());
@@ -46,33 +42,7 @@ pub(super) fn shaped(cli: Command) -> Command {
     let template = format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
     );
-    wrapped(cli).help_template(template)
-}
-
-fn wrapped(command: Command) -> Command {
-    command.next_line_help(true).mut_args(wrapped_option).mut_subcommands(wrapped)
-}
-
-fn wrapped_option(option: Arg) -> Arg {
-    let (short, long) = (option.get_help().map(wrap), option.get_long_help().map(wrap));
-    option.help(Resettable::from(short)).long_help(Resettable::from(long))
-}
-
-fn wrap(text: &StyledStr) -> StyledStr {
-    let mut wrapped = String::new();
-    for line in text.to_string().lines() {
-        let mut width = 0;
-        for word in line.split(' ') {
-            let is_full = width + 1 + word.len() > COLUMNS;
-            if width > 0 {
-                wrapped.push(if is_full { '\n' } else { ' ' });
-            }
-            width = if is_full { word.len() } else { width + 1 + word.len() };
-            wrapped.push_str(word);
-        }
-        wrapped.push('\n');
-    }
-    wrapped.trim_end().to_owned().into()
+    cli.help_template(template)
 }
 
 /// What to write instead of another program's word for a command.

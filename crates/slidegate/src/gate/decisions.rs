@@ -75,23 +75,15 @@ impl Plan<'_> {
     }
 
     /// Adds the decisions on the plan's charges, in the order of the requests, then the policies.
-    pub(super) fn place(&self, decided: &mut [Decision], placed: &mut PerCharge<PlacedDecision>) {
+    pub(super) fn place(&self, decided: &[Decision], placed: &mut PerCharge<PlacedDecision>) {
         let mut add = |charge: &Charge<'_>, decision: &Decision, request: u32| {
             let Part { role, enforced, .. } = charge.part;
             if role != Role::Refusals {
-                placed.push(PlacedDecision {
-                    decision: *decision,
-                    request,
-                    policy: charge.policy,
-                    role,
-                    enforced,
-                });
+                let decision = Decision { in_millionths: charge.in_millionths, ..*decision };
+                placed.push(PlacedDecision { decision, request, policy: charge.policy, role, enforced });
             }
         };
-        for (charge, decision) in self.charges.iter().zip(&mut *decided) {
-            decision.in_millionths = charge.in_millionths;
-            add(charge, decision, charge.request);
-        }
+        self.charges.iter().zip(decided).for_each(|(charge, one)| add(charge, one, charge.request));
         if !self.met.is_empty() {
             self.met.iter().for_each(|(request, at)| add(&self.charges[*at], &decided[*at], *request));
             placed.sort_by_key(|one| (one.request, one.policy));

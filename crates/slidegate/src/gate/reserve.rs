@@ -284,11 +284,10 @@ impl<S: HoldStore> Gate<S> {
             terms.id = id;
         }
         let plan = policies.plan_of_reservation(requests, &terms);
-        let StoreDecisions { decisions: mut decided, failure } =
-            self.decide_charges(&plan.charges, once).await;
+        let StoreDecisions { decisions: decided, failure } = self.decide_charges(&plan.charges, once).await;
         let ticket = self.ticket(policies, &plan.charges, &decided, &terms);
         decisions.failure = failure;
-        plan.place(&mut decided, &mut decisions.placed);
+        plan.place(&decided, &mut decisions.placed);
         drop(plan);
         let ticket = ticket.filter(|_| decisions.is_allowed());
         Reserved { decisions, ticket }

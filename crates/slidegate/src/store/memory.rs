@@ -147,19 +147,6 @@ impl LocalStore for MemoryStore {
         {
             return locked.apply_beside_inline_quotas(charges, decided);
         }
-        let is_plain = |charge: &Charge<'_>| charge.part.verb == Verb::Check && charge.part.is_one_step();
-        if charges.len() > 1
-            && charges.iter().all(is_plain)
-            && charges.iter().enumerate().all(|(at, charge)| locked.fits(at, charge))
-        {
-            // Every check is allowed, so the answers of a first pass are not needed.
-            let answers = charges.iter().enumerate();
-            let mut check =
-                |(at, charge): (usize, &Charge<'_>)| locked.apply(at, charge, Verb::Check, charge.part.cost);
-            decided.decisions.reserve(charges.len());
-            answers.for_each(|one| decided.decisions.push(check(one)));
-            return;
-        }
         decide(charges, decided, |at, verb, cost| locked.apply(at, &charges[at], verb, cost));
     }
 
@@ -489,13 +476,6 @@ impl<'s> LockedKeys<'s> {
         let hold = charge.new_hold();
         let (data, call) = self.key(at, charge.quota);
         data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
-    }
-
-    /// Whether a check of a key is certain to be allowed.
-    #[inline]
-    fn fits(&mut self, at: usize, charge: &Charge<'_>) -> bool {
-        let (data, call) = self.key(at, charge.quota);
-        charge.reserve.is_none() && data.shard.fits(&Call { cost: charge.part.cost, ..call })
     }
 
     /// Decides charges, some of which have an inline quota or share a shard with a key that has one.

@@ -3,12 +3,12 @@
 //! A message is passed on when complete: until then nothing is decoded, and no buffer is allocated for the
 //! announced length. A call that arrives at once, as from proxies, is not counted.
 
-use axum::BoxError;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use axum::BoxError;
 use hyper::Request;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::HeaderMap;

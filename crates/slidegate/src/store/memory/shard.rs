@@ -205,21 +205,6 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
     }
 
-    /// Whether a check of one key is certain to be allowed: false also where only an answer can tell.
-    #[inline]
-    pub(super) fn fits(&mut self, call: &Call<'_>) -> bool {
-        let Call { quota, cost, now, .. } = *call;
-        self.held.is_none()
-            && for_algorithm!(quota.algorithm(), S => {
-                let table = <S as Stored>::table(self);
-                table.find(&call.address).is_some_and(|at| {
-                    let state = &mut table.slot(at).state;
-                    let settled = state.settle(quota, time_for::<S>(now).as_micros());
-                    algorithm::fits(state, quota, settled, cost)
-                })
-            })
-    }
-
     #[inline(always)] // as `decision`
     fn apply_to<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
         let Call { verb, quota, cost, now, .. } = *call;
