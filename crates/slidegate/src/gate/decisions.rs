@@ -76,6 +76,7 @@ impl Plan<'_> {
 
     /// Adds the decisions on the plan's charges, in the order of the requests, then the policies.
     pub(super) fn place(&self, decided: &[Decision], placed: &mut PerCharge<PlacedDecision>) {
+        placed.reserve_exact(decided.len() + self.met.len());
         let mut add = |charge: &Charge<'_>, decision: &Decision, request: u32| {
             let Part { role, enforced, .. } = charge.part;
             if role != Role::Refusals {

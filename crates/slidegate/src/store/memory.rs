@@ -439,9 +439,10 @@ impl<'s> LockedKeys<'s> {
     /// Locks the shards of these keys once each, in ascending order, and sets the time of the
     /// decision.
     #[inline]
-    fn lock(&mut self, keys: impl Iterator<Item = (KeyId, u32)>) {
+    fn lock(&mut self, keys: impl ExactSizeIterator<Item = (KeyId, u32)>) {
         let store = self.store;
-        let mut shards = PerCharge::<usize>::new();
+        let mut shards = PerCharge::<usize>::with_capacity(keys.len());
+        self.keys.reserve_exact(keys.len());
         for (id, policy) in keys {
             let address = store.address(id, policy);
             let shard = store.shard_of(address.place);
@@ -450,6 +451,7 @@ impl<'s> LockedKeys<'s> {
         }
         shards.sort_unstable();
         shards.dedup();
+        self.shards.reserve_exact(shards.len());
         for at in &shards {
             let mut data = store.lock(*at);
             self.now = data.shard.arrive(self.now.at, &store.clock);
