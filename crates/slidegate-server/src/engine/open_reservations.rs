@@ -1,9 +1,9 @@
 //! The open reservations that this process made: their number, their held cost, and which expire.
 //!
 //! No store reports an expired hold: the next access to its key removes it. So this process tracks the
-//! reservations it makes and drops those it settles. Shortly before a hold ends, it looks up whether the hold
-//! is still open: another instance may have settled or extended it, or its key was reset. A hold that is open
-//! then and not settled here until its end has expired.
+//! reservations it makes and drops those it settles. Shortly before a hold ends, it looks up several times
+//! whether the hold is still open: another instance may have settled or extended it, or its key was reset. A
+//! hold that was open at the last lookup and is not settled here until its end has expired.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -30,8 +30,11 @@ const SHARDS: usize = 16;
 const MAX_IN_SHARD: usize = 4096;
 /// Maximum bytes of a key's attributes. A key with more is not tracked.
 const MAX_ATTRIBUTES: usize = 1024;
-/// Time of the lookup before a hold ends, at most a quarter of the hold's time.
-const AHEAD: Duration = Duration::from_millis(250);
+/// Time of the first lookup before a hold ends, at most a quarter of the hold's time. A process that is late for
+/// the next ones, because its machine is busy, takes the result of this one.
+const FIRST: Duration = Duration::from_secs(2);
+/// Within this time of its end, no further lookup follows.
+const LAST: Duration = Duration::from_millis(250);
 /// Maximum concurrent lookups.
 const LOOKUPS: usize = 64;
 
@@ -82,7 +85,7 @@ struct HoldEntry {
     ends: Instant,
     held: u64,
     is_open: bool,
-    /// The result of the lookup shortly before the end.
+    /// The result of the last lookup shortly before the end.
     found: Option<StoredHold>,
 }
 
@@ -157,20 +160,22 @@ impl HoldEntry {
         noted
     }
 
-    /// Sets its end and the time of the lookup before that.
+    /// Sets its end and the time of the next lookup before that.
     fn ends_in(&mut self, now: Instant, lasts: Duration) {
         self.ends = now + lasts;
         self.found = None;
-        self.due = Some(self.ends - AHEAD.min(lasts / 4));
+        self.due = Some(self.ends - FIRST.min(lasts / 4));
     }
 
-    /// Records what the store has. Within [`AHEAD`] of its end, no further lookup follows.
+    /// Records what the store has.
     fn found(&mut self, now: Instant, key: &KeyUse, hold: &OpenHold) {
         let lasts = hold.until - key.decision.at();
         self.held = hold.held;
         self.ends_in(now, lasts);
-        if lasts <= AHEAD {
+        if lasts <= LAST {
             self.due = Some(self.ends);
+        }
+        if lasts <= FIRST {
             self.found = Some(StoredHold {
                 until: hold.until,
                 unsettled: hold.unsettled,
@@ -250,14 +255,12 @@ impl Shard {
             let place = Place { id, number };
             self.change(place, |one| {
                 one.due = None;
-                if let Some(expired) = one.expired() {
-                    one.close();
-                    taken.push(Due::Ended(Box::new(expired)));
-                } else if one.ends <= now {
-                    // Too late: this process was suspended, or the store was slow.
-                    one.close();
-                } else {
+                if one.ends > now {
                     taken.push(Due::LookUp(place, one.hold.clone()));
+                } else {
+                    // Without a result this process was suspended, or the store was slow: nothing is known.
+                    taken.extend(one.expired().map(|expired| Due::Ended(Box::new(expired))));
+                    one.close();
                 }
             });
         }
@@ -423,6 +426,8 @@ impl OpenReservations {
         let due = self.shard(place.id).change(place, |one| match found {
             // It was changed here meanwhile and is looked up again.
             _ if one.due.is_some() => {}
+            // A lookup that came after the end says nothing.
+            None if one.found.is_some() && one.ends <= now => one.due = Some(one.ends),
             None => one.close(),
             Some((key, hold)) => one.found(now, key, &hold),
         });
@@ -494,6 +499,30 @@ mod tests {
             assert_consistent(&shard);
         }
         assert!(looked_up > 1_000, "{looked_up}");
+    }
+
+    /// A machine that was busy for a second at the wrong time must not hide what expired.
+    #[test]
+    fn a_process_that_is_late_takes_the_result_of_the_lookup_before() {
+        let start = Instant::now();
+        let known = StoredHold {
+            until: Timestamp::from_micros(1),
+            unsettled: Unsettled::Charge,
+            quota: Quota::per_hour(10),
+            limit: 10,
+            used: Amount::from(7),
+        };
+        for (found, reported) in [(None, 0), (Some(known), 1)] {
+            let (all, place) = (OpenReservations::default(), Place { id: 5, number: 0 });
+            let mut late = noted(start, Duration::ZERO);
+            (late.due, late.found) = (None, found);
+            all.shard(5).add(5, vec![late]);
+            all.looked_up(place, &[]);
+            let mut taken = Vec::new();
+            all.shard(5).take_due(Instant::now(), LOOKUPS, &mut taken);
+            let reports = taken.iter().filter(|due| matches!(due, Due::Ended(_))).count();
+            assert_eq!((reports, all.shard(5).tickets.len()), (reported, 0));
+        }
     }
 
     /// Memory is bounded however many are never settled, and one policy leaves half of it to others.

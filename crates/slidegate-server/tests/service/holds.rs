@@ -124,7 +124,7 @@ policies:
         File::create(&log).unwrap(),
     );
     let metric = |line: &str| server.get("/metrics").body.lines().any(|found| found == line);
-    let lost = reserve(&server, &json!({ "cost": 60, "ttl": "2s" })).json();
+    let lost = reserve(&server, &json!({ "cost": 60, "ttl": "6s" })).json();
     for (policy, held) in [("charged", 60), ("dropped", 60), ("streams", 1)] {
         assert!(metric(&format!("slidegate_reservations_open{{policy=\"{policy}\"}} 1")), "{policy}");
         assert!(metric(&format!("slidegate_held_cost{{policy=\"{policy}\"}} {held}")), "{policy}");
@@ -132,13 +132,13 @@ policies:
     let listed = server.get("/v1/policies").json()["policies"][0].clone();
     assert_eq!((&listed["open_reservations"], &listed["held_cost"]), (&json!(1), &json!(60)));
     // Reservations that are settled, cancelled, extended or reset are not events.
-    settle(&server, &ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "1s" }))), 1);
-    let cancelled = json!({ "ticket": ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "1s" }))) });
+    settle(&server, &ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "5s" }))), 1);
+    let cancelled = json!({ "ticket": ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "5s" }))) });
     assert_eq!(server.post("/v1/cancel", &cancelled.to_string()).status, 200);
-    let kept = ticket(&reserve(&server, &json!({ "cost": 3, "ttl": "1s" })));
+    let kept = ticket(&reserve(&server, &json!({ "cost": 3, "ttl": "5s" })));
     let extension = json!({ "ticket": kept, "hold": 5, "ttl": "1m" }).to_string();
     assert_eq!(server.post("/v1/extend", &extension).status, 200);
-    let bob = json!({ "attributes": { "user": "bob" }, "cost": 9, "ttl": "1s" }).to_string();
+    let bob = json!({ "attributes": { "user": "bob" }, "cost": 9, "ttl": "5s" }).to_string();
     assert_eq!(server.post("/v1/reserve", &bob).status, 200);
     assert_eq!(
         server.post("/v1/reset", r#"{"attributes":{"user":"bob"}}"#).json(),
