@@ -52,7 +52,7 @@ impl ServiceStore for RedisStore {
     fn stats(&self) -> StoreStats {
         let Counts { calls, batched, cached_denials, late, instances_replaced } = &self.calls.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        StoreStats {
+        let mut stats = StoreStats {
             calls: of(calls),
             batched: of(batched),
             cached_denials: of(cached_denials),
@@ -60,9 +60,11 @@ impl ServiceStore for RedisStore {
             errors: self.calls.client.errors().iter().map(|(kind, count)| (kind.name(), count)).collect(),
             clock_jumps: self.calls.times.counts(),
             clock_resolution_us: if self.calls.reads_expiry() { EXPIRY_US } else { 1 },
-            evicted_keys: self.seen.evicted_keys(),
             instances_replaced: of(instances_replaced),
-        }
+            ..StoreStats::default()
+        };
+        self.seen.write_to(&mut stats);
+        stats
     }
 
     fn nodes(&self) -> Vec<NodeState> {

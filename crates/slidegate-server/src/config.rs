@@ -59,7 +59,7 @@ pub(crate) use sources::{Fingerprint, Sources, differences};
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
 pub(crate) use values::{address, format_bytes};
-pub(crate) use words::{Storage, counted_name, describe, describe_keys, quota_text};
+pub(crate) use words::{Storage, counted_name, describe, describe_keys, longest_window, quota_text};
 
 /// The longest drain delay.
 const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::Value;
 use slidegate::internal::instant;
-use slidegate::store::ClockJumps;
+use slidegate::store::{ClockJumps, StoreStats};
 use tokio::time::Instant;
 
 use super::{PATIENCE, servers};
@@ -30,6 +30,7 @@ struct KeyCounts {
     evicted: HashMap<String, u64>,
     /// Keys evicted by all nodes.
     evicted_keys: u64,
+    usage_losses: u64,
     /// The last count of each canary.
     canaries: HashMap<usize, u64>,
     /// Clock jumps of the servers so far.
@@ -41,9 +42,11 @@ impl LastCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys evicted by all nodes so far.
-    pub(crate) fn evicted_keys(&self) -> u64 {
-        self.lock().evicted_keys
+    /// Copies what was found so far.
+    pub(crate) fn write_to(&self, stats: &mut StoreStats) {
+        let counts = self.lock();
+        stats.evicted_keys = counts.evicted_keys;
+        stats.usage_losses = counts.usage_losses;
     }
 
     /// Records how many keys a node has evicted since it was started. Returns how many are new.
@@ -85,6 +88,7 @@ impl LastCounts {
             ));
         }
         if has_lost_usage {
+            self.lock().usage_losses += 1;
             // Denied keys have capacity again, and a denial may be cached for up to a month.
             calls.denials.invalidate(instant() + PATIENCE).await;
         }

@@ -169,6 +169,7 @@ fn examinations_find_what_silently_breaks_limits() {
         server.admin(&["FLUSHALL"]);
         let lost = gate.store().primary().examine().await;
         assert!(lost.len() == 1 && lost[0].starts_with("redis has lost history (1 counters went back)"), "{lost:?}");
+        assert_eq!(gate.store().primary().stats().usage_losses, 1);
 
         let request = Request::new().with("user", "alice");
         assert!(gate.check(&request).await.is_allowed());

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::PolicyArgs;
-use crate::config::{Arguments, SharedStore};
+use crate::config::{Arguments, SharedStore, longest_window};
 use crate::envoy::Settings;
 
 #[derive(Debug, Args)]
@@ -108,13 +108,13 @@ struct Diagnosis {
 }
 
 pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
-    let (shared, exposed) = args.shared_store()?;
+    let (shared, policies, exposed) = args.shared_store()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    let diagnosis = runtime.block_on(diagnose(shared, &exposed))?;
+    let diagnosis = runtime.block_on(diagnose(shared, &policies, &exposed))?;
     if args.json {
         output::print(serde_json::to_string(&diagnosis)?)?;
     } else {
@@ -128,8 +128,8 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
 }
 
 impl DoctorArgs {
-    /// The store, and secret files that everyone may read.
-    fn shared_store(&self) -> Result<(SharedStore, Vec<String>), Failure> {
+    /// The store, the policies, and secret files that everyone may read.
+    fn shared_store(&self) -> Result<(SharedStore, PolicySet, Vec<String>), Failure> {
         let policies = PolicyArgs::of_file(self.config.clone());
         // Listeners do not matter.
         let arguments = Arguments { redis: self.redis.clone(), has_other_grpc: true, ..Arguments::default() };
@@ -147,11 +147,15 @@ impl DoctorArgs {
                 policies.origin()
             ));
         };
-        Ok((shared, config.exposed))
+        Ok((shared, config.policies, config.exposed))
     }
 }
 
-async fn diagnose(mut shared: SharedStore, exposed: &[String]) -> Result<Diagnosis, Failure> {
+async fn diagnose(
+    mut shared: SharedStore,
+    configured: &PolicySet,
+    exposed: &[String],
+) -> Result<Diagnosis, Failure> {
     let deadline = shared.deadline;
     let quota = Quota::new(1_000_000, POLICY_WINDOW)?;
     let policies = PolicySet::new([Policy::new(POLICY, quota)?.with_scope(["user"])])?;
@@ -172,7 +176,7 @@ async fn diagnose(mut shared: SharedStore, exposed: &[String]) -> Result<Diagnos
         });
     }
     if answers {
-        checks.extend(servers(redis).await);
+        checks.extend(servers(redis, configured).await);
     }
     if decides {
         checks.push(latency(&gate, deadline).await);
@@ -336,7 +340,7 @@ async fn instances(redis: &RedisStore) -> Finding {
     }
 }
 
-async fn servers(redis: &RedisStore) -> Vec<Finding> {
+async fn servers(redis: &RedisStore, policies: &PolicySet) -> Vec<Finding> {
     let Ok(servers) = timeout(STEP, redis.servers()).await else {
         return vec![Finding::warning("server", "no reply to INFO", fix(FailureKind::Timeout, ""))];
     };
@@ -354,9 +358,11 @@ async fn servers(redis: &RedisStore) -> Vec<Finding> {
         ));
     }
     if !known.is_empty() {
-        for judge in [version, replication, memory, persistence, module] {
+        for judge in [version, replication, memory] {
             findings.extend(worst(known.iter().map(|server| judge(server, redis))));
         }
+        findings.extend(worst(known.iter().map(|server| persistence(server, longest_window(policies)))));
+        findings.extend(worst(known.iter().map(|server| module(server, redis))));
         findings.extend(history(redis).await);
     }
     findings.push(instances(redis).await);
@@ -443,7 +449,10 @@ fn memory(server: &ServerInfo, _: &RedisStore) -> Finding {
     Finding::warning("memory", found, fix)
 }
 
-fn persistence(server: &ServerInfo, _: &RedisStore) -> Finding {
+/// Longer windows than this are worth an append-only file.
+const SHORT: Duration = Duration::from_secs(3600);
+
+fn persistence(server: &ServerInfo, longest: Option<&Policy>) -> Finding {
     let node = &server.node;
     let states = ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"];
     if let Some(state) = states.into_iter().find(|state| server.field(state) == Some("err")) {
@@ -453,11 +462,18 @@ fn persistence(server: &ServerInfo, _: &RedisStore) -> Finding {
             "look at the server's disk and log: it may refuse writes until it can save",
         );
     }
-    let found = match server.field("aof_enabled") {
-        Some("1") => format!("{node} writes an append-only file"),
-        _ => format!("{node} writes no append-only file: after a restart, limits may be used once more"),
-    };
-    Finding::ok("persistence", found)
+    if server.field("aof_enabled") == Some("1") {
+        return Finding::ok("persistence", format!("{node} writes an append-only file"));
+    }
+    let found = format!("{node} writes no append-only file: after a restart, limits may be used once more");
+    match longest.filter(|policy| policy.quota().window() > SHORT) {
+        None => Finding::ok("persistence", found),
+        Some(policy) => Finding::warning(
+            "persistence",
+            format!("{found}, those of `{}` for {}", policy.name(), policy.quota().window_text()),
+            "set `appendonly yes` if that matters; see docs/quotas.md",
+        ),
+    }
 }
 
 fn module(server: &ServerInfo, redis: &RedisStore) -> Finding {

@@ -14,7 +14,7 @@ use slidegate::store::COUNT_INTERVAL;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::demo_traffic::Demo;
 use super::failure::{Failure, fail};
@@ -468,7 +468,8 @@ async fn watch_store(admin: Arc<Admin>) {
     let examine = async {
         loop {
             shared.examine().await;
-            sleep(EXAMINE_INTERVAL).await;
+            // Sooner, if the store was away.
+            let _ = timeout(EXAMINE_INTERVAL, shared.returned()).await;
         }
     };
     let count = async {

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 
 use slidegate::{
-    Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, Quota, clock::format_window,
-    reserve::Unsettled,
+    Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, PolicySet, Quota,
+    clock::format_window, reserve::Unsettled,
 };
 use slidegate_replay::{grouped, redis_bytes_at_most, redis_holds_bytes, redis_table_bytes};
 
@@ -138,6 +138,12 @@ fn open_reservations(policy: &Policy) -> usize {
     let each = policy.estimate().map_or(1, |estimate| policy.options().counts.count(estimate)).max(1);
     let fitting = policy.options().counts.counted(policy.quota()).capacity() / each;
     usize::try_from(fitting).unwrap_or(MAX_HOLDS).clamp(1, MAX_HOLDS)
+}
+
+/// The policy whose window is the longest: for that long, lost usage is felt.
+pub(crate) fn longest_window(policies: &PolicySet) -> Option<&Policy> {
+    let charged = policies.iter().filter(|policy| policy.quota().algorithm() != Algorithm::InFlight);
+    charged.max_by_key(|policy| policy.quota().window())
 }
 
 /// A short form of a quota: `100/1m`, or `20 in flight (lease 30s)`.

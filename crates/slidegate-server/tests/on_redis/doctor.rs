@@ -25,8 +25,13 @@ fn doctor(url: &str) -> Diagnosed {
 }
 
 fn doctor_with(store: &str) -> Diagnosed {
+    doctor_of("quota: 5/1m", store)
+}
+
+/// Runs the command with one policy of this quota.
+fn doctor_of(quota: &str, store: &str) -> Diagnosed {
     let folder = TempDir::new("doctor");
-    let policies = "policies: [{name: per-user, scope: [user], quota: 5/1m}]\n";
+    let policies = format!("policies: [{{name: per-user, scope: [user], {quota}}}]\n");
     let config = folder.file("slidegate.yaml", format!("{policies}{store}"));
     let began = Instant::now();
     let output = run(&["doctor", "--json", "--config", &config]);
@@ -122,6 +127,22 @@ fn a_healthy_server_is_exit_code_0_and_keeps_nothing() {
     assert!(out.starts_with(&format!("{}\n  ok       reachable ", server.url())), "{out}");
     // Within the default deadline of 50 ms only where the machine is not busy.
     assert!(out.contains(" latency         p50 "), "{out}");
+}
+
+/// Usage of a minute is soon there again; that of a month is not.
+#[test]
+fn persistence_is_rated_by_the_longest_window() {
+    let server = RedisServer::start();
+    let store = format!("store: {{redis: '{}', deadline: 1s, connect_timeout: 1s}}\n", server.url());
+    for (quota, window) in [("quota: 5/2h", "2h"), ("limit: 5, window: month", "month")] {
+        let found = format!("limits may be used once more, those of `per-user` for {window}");
+        doctor_of(quota, &store).names(("persistence", "warning"), &found, "set `appendonly yes`");
+    }
+    for quota in ["quota: 5/1h", "in_flight: 5"] {
+        doctor_of(quota, &store).is_well();
+    }
+    server.admin(&["CONFIG", "SET", "appendonly", "yes"]);
+    doctor_of("limit: 5, window: month", &store).is_well();
 }
 
 /// One of several masters may be the broken one.

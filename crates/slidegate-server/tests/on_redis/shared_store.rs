@@ -115,6 +115,31 @@ fn evicted_keys_are_logged_and_counted() {
     });
 }
 
+/// For a quota of a month, usage that a restart lost is the one thing to know: when, and until when limits suffer.
+#[test]
+fn usage_that_a_restart_lost_is_told_until_its_longest_window_has_passed() {
+    let (folder, redis) = (TempDir::new("usage-lost"), RedisServer::start());
+    let policies = "policies:
+  - {name: burst, scope: [user], quota: 9/1m}
+  - {name: monthly, scope: [user], limit: 9, window: month, time_zone: Europe/Berlin}
+  - {name: streams, scope: [user], in_flight: 9}
+";
+    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url());
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+    until_true("the store is examined", || redis.admin(&["EXISTS", "sg1:~canary:0"]) == "1");
+    let lost = || server.get("/v1/status").json()["store"]["usage_lost"].clone();
+    let counted = || server.get("/metrics").body.contains("\nslidegate_store_usage_losses_total 1\n");
+    assert_eq!((lost(), counted()), (Value::Null, false));
+    redis.restart();
+    until_true("the loss is told", || !lost().is_null());
+    let lost = lost();
+    assert_eq!((&lost["policy"], &lost["window"]), (&json!("monthly"), &json!("month in Europe/Berlin")));
+    let time = |name: &str| lost[name].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+    assert_eq!(time("until").duration_since(time("at")), jiff::SignedDuration::from_hours(31 * 24));
+    assert!(counted(), "it is counted");
+    server.assert_matches_openapi("GET", "/v1/status", None, 200);
+}
+
 /// A limiter that waited for its store at the start would take down everything behind it.
 #[test]
 fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {

@@ -154,6 +154,9 @@ pub struct StoreStats {
     pub clock_resolution_us: u64,
     /// Keys evicted by the servers, as found by [`examine`](ServiceStore::examine).
     pub evicted_keys: u64,
+    /// How often [`examine`](ServiceStore::examine) found that usage was lost: keys evicted, or history gone after
+    /// a failover, a restart without persistence or a `FLUSHALL`.
+    pub usage_losses: u64,
     /// How often the table of instances contained foreign data and was replaced.
     pub instances_replaced: u64,
 }

@@ -33,6 +33,7 @@ pub(crate) const FAULT_TESTS: &[(&str, &[&str])] = &[
     ("`FLUSHALL`", &[
         "redis::faults::usage_starts_anew_on_a_server_that_was_flushed",
         "on_redis::control::changes_survive_flushall",
+        "on_redis::shared_store::usage_that_a_restart_lost_is_told_until_its_longest_window_has_passed",
     ]),
     ("`maxclients` reached", &["redis::faults::a_server_with_too_many_clients_is_answered_for_and_used_when_it_has_room"]),
     ("password changed, permission missing", &[

@@ -13,12 +13,12 @@ use serde::Serialize;
 use slidegate::store::MemoryStats;
 
 use crate::clock::{at_text, millis, now_ms};
-use crate::config::Right;
+use crate::config::{Right, longest_window};
 use crate::control::changes::{ControlStatus, Location};
 use crate::control::fleet::{FleetView, Instance, ROLLOUT};
 use crate::control::state::Admin;
-use crate::engine::StoreState;
 use crate::engine::snapshots::{RejectedSnapshot, Snapshots};
+use crate::engine::{App, StoreState};
 use crate::listener::{Connection, ConnectionBudget, ConnectionCaps};
 use crate::record::Spans;
 use crate::wire::ports::Listener;
@@ -64,6 +64,38 @@ struct StoreStatus {
     state: StoreState,
     /// Whether policies use their fallbacks.
     degraded: bool,
+    /// A loss of usage that limits still suffer from. `null`: none is known to this instance.
+    usage_lost: Option<UsageLoss>,
+}
+
+/// The store had lost usage: keys were evicted, or history was gone after a failover, a restart without persistence
+/// or a `FLUSHALL`. Until the windows that ran then have passed, keys may be admitted once more.
+#[derive(Serialize, JsonSchema)]
+struct UsageLoss {
+    /// When it was found.
+    at: String,
+    /// The policy whose window is the longest.
+    policy: String,
+    /// Its window, such as `1h` or `month in Europe/Berlin`.
+    window: String,
+    /// When that window has passed.
+    until: String,
+}
+
+impl UsageLoss {
+    /// The last loss, unless every window has passed since.
+    fn of(app: &App) -> Option<Self> {
+        let lost_ms = app.shared()?.usage_lost_ms()?;
+        let policies = app.policies();
+        let longest = longest_window(&policies)?;
+        let until_ms = lost_ms.saturating_add(millis(longest.quota().window()));
+        (until_ms > now_ms()).then(|| Self {
+            at: at_text(lost_ms),
+            policy: longest.name().to_owned(),
+            window: longest.quota().window_text(),
+            until: at_text(until_ms),
+        })
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -285,7 +317,11 @@ pub(super) async fn status(
             rejected: config.error.is_some(),
             error: config.error.or(config.pending),
         },
-        store: StoreStatus { state: app.store_state(), degraded: app.is_degraded() },
+        store: StoreStatus {
+            state: app.store_state(),
+            degraded: app.is_degraded(),
+            usage_lost: UsageLoss::of(app),
+        },
         fleet: fleet.as_ref().map(FleetStatus::of),
         traces: observer
             .traces()

@@ -32,6 +32,14 @@ const ALARMS = [
       'The service recovers by itself; a restart does not help.',
   },
   {
+    name: 'SlidegateStoreUsageLost',
+    title: 'Usage lost by the store',
+    text: ({ status: { store: { usage_lost: lost } } }) =>
+      lost &&
+      `Found at ${time(lost.at)}. Keys of ${lost.policy} (per ${lost.window}) may be admitted once more until ${time(lost.until)}.`,
+    todo: 'Redis was emptied, failed over or restarted without an append-only file, or evicted keys. Usage does not come back.',
+  },
+  {
     name: 'SlidegateKeysDropped',
     title: 'Keys dropped',
     text: ({ status, history }) => {

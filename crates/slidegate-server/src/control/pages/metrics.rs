@@ -519,6 +519,9 @@ fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result 
     page.seconds("store_clock_resolution", help, signed_seconds(stats.clock_resolution_us.cast_signed()))?;
     let help = "Keys evicted by the store's servers, which resets limits";
     page.total("store_evicted_keys", help, stats.evicted_keys)?;
+    let help =
+        "How often the store was found to have lost usage: a failover, a restart, FLUSHALL or evicted keys";
+    page.total("store_usage_losses", help, stats.usage_losses)?;
     let help = "Size of the last clock jump of a server, negative if backward; 0 if there was none";
     page.seconds("store_clock_last_jump", help, signed_seconds(jumps.last_us))?;
     let help = "Duration of requests decided by the store, batched ones included";

@@ -9,7 +9,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::store::{FallbackStats, FallbackStore, ServiceStore};
 use slidegate::{DecisionSource, Decisions, Error};
+use tokio::sync::Notify;
 
+use crate::clock::now_ms;
 use crate::log_limit::{LogLimit, log_limited};
 use crate::stores::KINDS;
 
@@ -102,6 +104,10 @@ pub(super) struct Health {
     counted_instances: AtomicU64,
     /// Replacements of the instance list, as last logged.
     instances_replaced: AtomicU64,
+    /// When usage was last found to be lost, in milliseconds since the Unix epoch; 0: never.
+    usage_lost_ms: AtomicU64,
+    /// Wakes the next examination: a server that was away may have lost usage.
+    returned: Notify,
 }
 
 /// The state of a shared store at the last health check.
@@ -345,17 +351,35 @@ impl<'a> Shared<'a> {
                 if seen.away {
                     tracing::info!(store = self.store().url(), "store recovered");
                 }
+                if seen.away || has_reconnected {
+                    self.health.returned.notify_one();
+                }
                 (seen.away, seen.sharing) = (false, Sharing::Shared);
             }
             None => {}
         }
     }
 
-    /// Logs settings that silently break limits, as far as the store's user may read them.
+    /// Logs settings that silently break limits, as far as the store's user may read them, and notes when usage
+    /// was lost.
     pub(crate) async fn examine(self) {
+        let before = self.store().stats().usage_losses;
         for finding in self.store().examine().await {
             tracing::warn!(finding, "the store does not keep limits as it should");
         }
+        if self.store().stats().usage_losses > before {
+            self.health.usage_lost_ms.store(now_ms(), Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until the store is available again, or was reconnected.
+    pub(crate) async fn returned(self) {
+        self.health.returned.notified().await;
+    }
+
+    /// When the store was last found to have lost usage, in milliseconds since the Unix epoch.
+    pub(crate) fn usage_lost_ms(self) -> Option<u64> {
+        Some(self.health.usage_lost_ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0)
     }
 }
 
