@@ -45,7 +45,7 @@ fn redis_py_is_served() {
 import redis, sys
 port = int(sys.argv[1])
 for protocol in (2, 3):
-    client = redis.Redis(port=port, password='sesame', protocol=protocol, client_name='tests', health_check_interval=1)
+    client = redis.Redis('127.0.0.1', port, password='sesame', protocol=protocol, client_name='tests', health_check_interval=1)
     assert client.ping()
     key = f'alice{protocol}'
     answer = client.execute_command('RL.CHECK', 'per-user', key)
@@ -100,7 +100,7 @@ for protocol in (2, 3):
         assert 'nobody' in str(error), error
     client.close()
 try:
-    redis.Redis(port=port, password='wrong').ping()
+    redis.Redis('127.0.0.1', port, password='wrong').ping()
     raise SystemExit('a wrong password passed')
 except redis.AuthenticationError:
     pass
@@ -120,7 +120,7 @@ fn ioredis_is_served() {
 const { Redis } = require('ioredis');
 const assert = require('assert');
 (async () => {
-  const client = new Redis({ port: Number(process.argv[1]), password: 'sesame', connectionName: 'tests', db: 0, maxRetriesPerRequest: 2 });
+  const client = new Redis({ host: '127.0.0.1', port: Number(process.argv[1]), password: 'sesame', connectionName: 'tests', db: 0, maxRetriesPerRequest: 2 });
   await new Promise((done, fail) => { client.once('ready', done); client.once('error', fail); });
   // It speaks RESP3 and hands maps on as pairs in one list.
   const pairs = await client.call('RL.CHECK', 'per-user', 'alice');

@@ -244,7 +244,7 @@ fn redis_py_reserves_in_both_protocols() {
 import redis, sys
 port = int(sys.argv[1])
 for protocol in (2, 3):
-    client = redis.Redis(port=port, protocol=protocol, decode_responses=True)
+    client = redis.Redis('127.0.0.1', port, protocol=protocol, decode_responses=True)
     user = f'user{protocol}'
     answer = client.execute_command('RL.RESERVE', 'tokens', user, 'COST', 60)
     if protocol == 3:
