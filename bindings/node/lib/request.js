@@ -5,6 +5,8 @@ import { invalidRequest, shown } from "./errors.js";
 /** The largest cost: what a JavaScript number holds exactly. */
 export const MAX_COST = Number.MAX_SAFE_INTEGER;
 const MAX_COSTS = 16;
+// `isWellFormed` of strings needs Node 20; Debian 12 has 18.
+const LONE_SURROGATE = /\p{Surrogate}/u;
 
 /**
  * Attributes as pairs of text. `undefined` and `null` are absent, numbers become text.
@@ -23,9 +25,10 @@ export function attributePairs(attributes) {
       throw invalidRequest(`invalid attribute ${shown(name)}: must be text, given ${typeof value}`, `attributes.${name}`);
     }
     const text = isText ? value : String(value);
-    if (!text.isWellFormed() || !name.isWellFormed()) {
-      const field = `attributes.${name.toWellFormed()}`;
-      throw invalidRequest(`invalid attribute ${shown(name.toWellFormed())}: has a lone surrogate, which is no text; encode it, for example as hex`, field);
+    if (LONE_SURROGATE.test(text) || LONE_SURROGATE.test(name)) {
+      const shownName = name.replace(/\p{Surrogate}/gu, "\ufffd");
+      const field = `attributes.${shownName}`;
+      throw invalidRequest(`invalid attribute ${shown(shownName)}: has a lone surrogate, which is no text; encode it, for example as hex`, field);
     }
     pairs.push([name, text]);
   }
