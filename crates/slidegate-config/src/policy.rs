@@ -154,7 +154,7 @@ struct LimitByAttribute {
     #[schemars(extend("format" = "attribute"))]
     by: String,
     /// The limits, by exact values of the attribute.
-    #[schemars(extend("x-example" = "{free: 100, pro: 10_000}"))]
+    #[schemars(extend("x-example" = "{free: 100, pro: 10_000}", "minProperties" = 1))]
     values: BTreeMap<String, u64>,
     /// The limit of requests without the attribute, or with any other value.
     default: u64,
