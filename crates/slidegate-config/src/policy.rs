@@ -206,6 +206,17 @@ mod tests {
         ] {
             assert_eq!(policy(keys).quota().to_string(), "100/1m", "{keys}");
         }
+        for keys in ["quota: 100/month", "limit: 100, window: month"] {
+            let text =
+                format!("scope: user, {keys}, time_zone: Asia/Tokyo, anchor: 5, overrides: {{vip: 7/month}}");
+            let policy = policy(&text);
+            let quotas: Vec<_> = policy.quotas().map(ToString::to_string).collect();
+            assert_eq!(
+                quotas,
+                [100, 7].map(|limit| format!("{limit}/month in Asia/Tokyo from day 5")),
+                "{keys}"
+            );
+        }
         let bucket = policy("quota: 10/s, algorithm: token-bucket, burst: 50");
         assert_eq!((bucket.quota().algorithm(), bucket.quota().burst()), (Algorithm::TokenBucket, 50));
         assert_eq!(policy("quota: 10/s, slots: 65_534").quota().slots(), 65_534);
