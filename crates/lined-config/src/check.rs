@@ -38,6 +38,7 @@ impl Checker<'_> {
                 return Some(if is_listed { Json::Array(vec![value]) } else { value });
             }
             Value::Map(entries) if part["maxProperties"] == 1 && entries.len() != 1 => None,
+            Value::Map(entries) if part["minProperties"] == 1 && entries.is_empty() => None,
             Value::Map(_) | Value::Null if part["properties"].is_object() => {
                 return self.check_map(node, part, &join(place, name));
             }
@@ -148,6 +149,7 @@ impl Checker<'_> {
             _ if is_secret => String::new(),
             Value::Null => " (empty)".to_owned(),
             Value::List(items) if items.is_empty() => " (an empty list)".to_owned(),
+            Value::Map(entries) if entries.is_empty() => " (an empty map)".to_owned(),
             Value::List(_) => " (a list)".to_owned(),
             Value::Map(_) => " (a map)".to_owned(),
             _ => format!(" `{}`", Excerpt(node.scalar().unwrap_or_default())),

@@ -154,7 +154,7 @@ struct LimitByAttribute {
     #[schemars(extend("format" = "attribute"))]
     by: String,
     /// The limits, by exact values of the attribute.
-    #[schemars(extend("x-example" = "{free: 100, pro: 10_000}"))]
+    #[schemars(extend("x-example" = "{free: 100, pro: 10_000}", "minProperties" = 1))]
     values: BTreeMap<String, u64>,
     /// The limit of requests without the attribute, or with any other value.
     default: u64,
@@ -205,6 +205,17 @@ mod tests {
             "quota: 100 per MINUTE",
         ] {
             assert_eq!(policy(keys).quota().to_string(), "100/1m", "{keys}");
+        }
+        for keys in ["quota: 100/month", "limit: 100, window: month"] {
+            let text =
+                format!("scope: user, {keys}, time_zone: Asia/Tokyo, anchor: 5, overrides: {{vip: 7/month}}");
+            let policy = policy(&text);
+            let quotas: Vec<_> = policy.quotas().map(ToString::to_string).collect();
+            assert_eq!(
+                quotas,
+                [100, 7].map(|limit| format!("{limit}/month in Asia/Tokyo from day 5")),
+                "{keys}"
+            );
         }
         let bucket = policy("quota: 10/s, algorithm: token-bucket, burst: 50");
         assert_eq!((bucket.quota().algorithm(), bucket.quota().burst()), (Algorithm::TokenBucket, 50));

@@ -70,7 +70,7 @@ impl QuotaSpec {
         Self {
             quota: None,
             limit: Some(quota.limit()),
-            window: Some(quota.calendar_window().map_or(Window::Length(quota.window()), Window::Calendar)),
+            window: Self::text(*quota).window(),
             algorithm: Some(Parsed(quota.algorithm())),
             burst: Some(quota.burst()).filter(|burst| setting == Setting::Burst && *burst != quota.limit()),
             slots: Some(quota.slots())
@@ -90,7 +90,9 @@ impl QuotaSpec {
     }
 
     fn window(&self) -> Option<Window> {
-        self.quota.map(|quota| Window::Length(quota.window())).or(self.window)
+        let of =
+            |quota: &Quota| quota.calendar_window().map_or(Window::Length(quota.window()), Window::Calendar);
+        self.quota.as_deref().map(of).or(self.window)
     }
 
     fn algorithm(&self) -> Algorithm {
@@ -150,19 +152,23 @@ impl QuotaSpec {
         if spec.in_flight.is_some() {
             return spec;
         }
+        let is_calendar = matches!(spec.window(), Some(Window::Calendar(_)));
         if spec.quota.is_none() {
             spec.limit = spec.limit.or(base.limit());
-            // A calendar has its own algorithm.
-            let is_calendar = matches!(spec.window, Some(Window::Calendar(_)));
             if spec.window.is_none() {
                 spec.window = base.window();
                 spec.time_zone = spec.time_zone.or(base.time_zone);
                 spec.anchor = spec.anchor.or(base.anchor);
                 spec.week_starts = spec.week_starts.or(base.week_starts);
             }
-            if is_calendar && spec.algorithm.is_none() {
-                return spec;
-            }
+        } else if is_calendar {
+            // A month in a quota's text is one of the same place.
+            spec.time_zone = spec.time_zone.or(base.time_zone);
+            spec.anchor = spec.anchor.or(base.anchor);
+        }
+        // A calendar has its own algorithm.
+        if is_calendar && spec.algorithm.is_none() {
+            return spec;
         }
         if spec.algorithm.is_none() || spec.algorithm() == base.algorithm() {
             spec.algorithm = base.algorithm;

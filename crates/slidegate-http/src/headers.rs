@@ -168,7 +168,7 @@ impl HeaderOptions {
     pub fn headers_of(&self, name: &str, quota: &Quota, decision: &Decision) -> Vec<Header> {
         // A limiter counts requests unless its caller says a cost.
         let unit = Some(CostUnit::Requests);
-        let answer = NamedDecision { name, quota, decision, unit };
+        let answer = NamedDecision { name, quota, decision, unit, unit_name: None };
         let mut fields = FieldBuffer::default();
         self.write(slice::from_ref(&answer), &answer, &mut fields);
         fields.into_list()

@@ -167,15 +167,17 @@ impl Cli {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The log level from the command line, or with --envoy-env from the environment. Invalid
+    /// The log level from the command line, with --envoy-env from the environment, or that of the command. Invalid
     /// settings are reported later.
     fn log_level(&self) -> String {
-        let of_environment = || match &self.command {
+        let of_command = || match &self.command {
             Command::Serve(serve::ServeArgs { envoy, .. }) if envoy.envoy_env => {
                 envoy.settings().ok()??.log_level
             }
+            // Its address stays on the last line.
+            Command::Demo(_) => Some("warn".to_owned()),
             _ => None,
         };
-        self.log_level.clone().or_else(of_environment).unwrap_or_else(|| "info".to_owned())
+        self.log_level.clone().or_else(of_command).unwrap_or_else(|| "info".to_owned())
     }
 }

@@ -17,9 +17,11 @@ fn binary() -> PathBuf {
     binary
 }
 
-/// The binary under test, without settings from the environment of the tests.
+/// The binary under test, without settings from the environment of the tests. Its texts are not wrapped.
 pub fn slidegate() -> Command {
-    command(binary())
+    let mut command = command(binary());
+    command.env("COLUMNS", "1000");
+    command
 }
 
 /// Runs the binary to its end.
@@ -105,11 +107,11 @@ impl Server {
             if let Ok(started) = serde_json::from_str::<serde_json::Value>(&line) {
                 break started["fields"]["listening"][0].as_str().expect("a URL").to_owned();
             }
-            if line.starts_with("try ") {
+            if line.starts_with("try ") || line.starts_with("open ") {
                 break greeting
                     .lines()
                     .find_map(|line| line.strip_prefix("listening  "))
-                    .expect("the address stands before the try line")
+                    .expect("the address stands before the last line")
                     .to_owned();
             }
         };

@@ -86,7 +86,7 @@ pub mod acquire {
 /// Clocks and timestamps, and lengths of time as text.
 pub mod clock {
     pub use crate::quota::{format_window, parse_window, time_zone_data};
-    pub use crate::time::{Clock, ManualClock, SystemClock, Timestamp};
+    pub use crate::time::{Clock, ManualClock, SystemClock, Timestamp, format_wait};
 }
 
 /// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.

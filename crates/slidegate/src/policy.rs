@@ -150,7 +150,7 @@ impl Policy {
 
     /// The quota of a request's tier, if it has one.
     fn tier_of(&self, request: &Request<'_>) -> Option<&Quota> {
-        self.options.tiers.as_ref()?.of(request)
+        self.options.tiers.as_ref()?.of(request).map(|(_, quota)| quota)
     }
 
     /// Blocks the key with these values, one per attribute of the scope: until the block ends,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::time::{SECOND_US, exact, micros};
+use crate::time::{SECOND_US, Timestamp, exact, micros};
 
 mod algorithm;
 mod calendar;
@@ -379,6 +379,13 @@ impl Quota {
             Setting::Burst => self.capacity().saturating_add(self.limit.max(1)).min(largest),
             Setting::Nothing | Setting::Slots | Setting::Calendar | Setting::Lease => largest,
         }
+    }
+
+    /// When the fixed window that contains a time begins and ends. `None` under other algorithms.
+    #[must_use]
+    pub fn window_at(&self, at: Timestamp) -> Option<[Timestamp; 2]> {
+        let Period { begin, end, .. } = self.period(at.as_micros());
+        (self.algorithm == Algorithm::FixedWindow).then(|| [begin, end].map(Timestamp::from_micros))
     }
 
     /// The window in microseconds.

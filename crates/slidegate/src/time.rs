@@ -146,6 +146,35 @@ pub fn millis_ceil(span: Duration) -> u64 {
     span.as_secs().saturating_mul(1000).saturating_add(u64::from(span.subsec_nanos().div_ceil(1_000_000)))
 }
 
+/// A wait for people, in its two largest units and rounded up: `4 d 2 h`, `3 m 20 s`, `12 s`.
+///
+/// ```
+/// use slidegate::clock::format_wait;
+/// use std::time::Duration;
+///
+/// assert_eq!(format_wait(Duration::from_millis(199_100)), "3 m 20 s");
+/// assert_eq!(format_wait(Duration::from_millis(3_599_500)), "1 h");
+/// assert_eq!(format_wait(Duration::from_millis(999)), "less than 1 s");
+/// ```
+#[must_use]
+pub fn format_wait(wait: Duration) -> String {
+    const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)];
+    if wait < Duration::from_secs(1) {
+        return "less than 1 s".to_owned();
+    }
+    let mut rest = secs_ceil(wait);
+    if let Some(units) = UNITS.windows(2).find(|units| rest >= units[0].1) {
+        // May fill up the largest unit, or the one above it.
+        rest = rest.div_ceil(units[1].1).saturating_mul(units[1].1);
+    }
+    let parts = UNITS.into_iter().filter_map(|(unit, length)| {
+        let count = rest / length;
+        rest %= length;
+        (count > 0).then(|| format!("{count} {unit}"))
+    });
+    parts.collect::<Vec<_>>().join(" ")
+}
+
 /// A random duration from `least` to `most`, both at most some minutes: keeps callers and instances from acting in
 /// step.
 pub fn jitter(least: Duration, most: Duration) -> Duration {

@@ -37,6 +37,24 @@ def local_borders(unit, anchor, week_start, here):
     ]
 
 
+def instant(border, zone):
+    """When the clock shows a border, or the end of the gap that skips it."""
+    first, second = ((border.replace(tzinfo=zone, fold=fold) - EPOCH) // MICROSECOND for fold in (0, 1))
+    if second >= first:
+        return first
+
+    def offset(second):
+        return (EPOCH + second * 10**6 * MICROSECOND).astimezone(zone).utcoffset()
+
+    # The later time has the offset of before the gap; the gap begins between both.
+    low, high = second // 10**6, first // 10**6
+    after = offset(high)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if offset(middle) == after else (middle + 1, high)
+    return high * 10**6
+
+
 for line in sys.stdin:
     unit, zone, anchor, week_start, now = line.split()
     zone, now = zoneinfo.ZoneInfo(zone), int(now)
@@ -45,7 +63,7 @@ for line in sys.stdin:
         # One list serves a month.
         here = here.replace(day=15)
     local = local_borders(unit, int(anchor), int(week_start), here)
-    borders = sorted({(border.replace(tzinfo=zone) - EPOCH) // MICROSECOND for border in local})
+    borders = sorted({instant(border, zone) for border in local})
     begin = max(border for border in borders if border <= now)
     end, next_end = [border for border in borders if border > now][:2]
     print(begin, end, next_end)

@@ -103,7 +103,13 @@ mod tests {
             for x_ratelimit in XRateLimit::ALL {
                 let options = HeaderOptions { draft, x_ratelimit, retry_after: true, retry_after_ms: true };
                 let fields = options.headers_of(name, quota, decision);
-                let one = NamedDecision { name, quota, decision, unit: Some(slidegate::CostUnit::Requests) };
+                let one = NamedDecision {
+                    name,
+                    quota,
+                    decision,
+                    unit: Some(slidegate::CostUnit::Requests),
+                    unit_name: None,
+                };
                 let (mut buffer, mut headers) = (FieldBuffer::default(), HeaderMap::new());
                 options.write(&[one], &one, &mut buffer);
                 buffer.append_to(&mut headers);

@@ -82,7 +82,7 @@ impl<'d> Problem<'d> {
     #[must_use]
     pub fn of_one(name: &'d str, quota: &Quota, decision: &Decision) -> Option<Self> {
         decision.is_denied().then(|| {
-            let one = NamedDecision { name, quota, decision, unit: None };
+            let one = NamedDecision { name, quota, decision, unit: None, unit_name: None };
             Self::new(&one, one.sentence(None, None), vec![name])
         })
     }
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(
             detail(policy("tokens", "10/1m"), 8),
             "Policy `tokens` (10/1m) would be exceeded: key `alice` has used 0 of 10 and holds 8 for open \
-             reservations. Retry in 120 seconds."
+             reservations. Retry in 2 m."
         );
     }
 
@@ -301,7 +301,7 @@ mod tests {
                 "title": "Request not satisfied due to detection of abnormal request pattern",
                 "status": 429,
                 "detail": "Policy `per-user` (5/1m) does not admit the request: key `mallory` is blocked until \
-                           2001-09-09T01:56:40Z. Retry in 600 seconds.",
+                           2001-09-09T01:56:40Z. Retry in 10 m.",
                 "violated-policies": ["per-user"],
                 "retry_after_ms": 600_000,
             })

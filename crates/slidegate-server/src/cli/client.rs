@@ -9,6 +9,8 @@ use std::time::Duration;
 use clap::Args;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
+use slidegate::CostUnit;
+use slidegate::clock::{format_wait, format_window};
 use ureq::http::{Method, Request, StatusCode};
 
 use super::failure::{Failure, fail};
@@ -168,7 +170,10 @@ impl ClientArgs {
 
     /// Prints a response as JSON with --json, otherwise as text.
     pub(super) fn print(&self, response: &Value, text: impl FnOnce(&Value) -> String) -> Result<(), Failure> {
-        if self.json { output::print(response) } else { output::print(text(response)) }
+        if self.json {
+            return output::print(response);
+        }
+        output::print(output::wrap(&text(response), output::width(), output::INDENT))
     }
 }
 
@@ -184,19 +189,28 @@ pub(super) fn segment(text: &str) -> impl std::fmt::Display {
     utf8_percent_encode(text, RESERVED)
 }
 
-/// Formats milliseconds: `12.5s`, `250ms`.
-pub(super) fn duration(ms: &Value) -> String {
-    match ms.as_u64() {
-        None => "never".to_owned(),
-        Some(ms) if ms < 10_000 => format!("{ms}ms"),
-        Some(ms) => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+/// Formats a wait in milliseconds: `4 d 2 h`, `12 s`.
+pub(super) fn wait(ms: &Value) -> String {
+    ms.as_u64().map_or_else(|| "never".to_owned(), |ms| format_wait(Duration::from_millis(ms)))
+}
+
+/// Formats an amount, with its decimals and without an exponent.
+pub(super) fn amount(number: &Value) -> String {
+    match number.as_f64().filter(|_| number.is_f64()) {
+        Some(decimal) => decimal.to_string(),
+        None => number.to_string(),
     }
+}
+
+/// The unit after an amount, unless it is requests.
+pub(super) fn unit(of: &Value) -> String {
+    let unit = of["unit"].as_str().filter(|unit| *unit != CostUnit::Requests.name());
+    unit.map_or_else(String::new, |unit| format!(" {unit}"))
 }
 
 /// Formats the window of a quota in a response: `1h`, `90s`, `month in Europe/Berlin`.
 pub(super) fn window(quota: &Value) -> String {
-    let length =
-        || slidegate::clock::format_window(Duration::from_millis(quota["window_ms"].as_u64().unwrap_or(0)));
+    let length = || format_window(Duration::from_millis(quota["window_ms"].as_u64().unwrap_or(0)));
     quota["calendar"].as_str().map_or_else(length, str::to_owned)
 }
 

@@ -14,12 +14,27 @@ use crate::config::Config;
 /// One policy of each kind. Request limits do not count tokens, so reservations fit.
 const CONFIG: &str = "\
 policies:
-  - {name: per-user, scope: [user], quota: 60/1m, counts: requests, candidate: 40/1m}
+  - {name: per-user, scope: [user], quota: 120/1m, counts: requests, candidate: 80/1m, notify: 100%}
   - {name: per-address, scope: [ip], quota: 1200/1m, counts: requests}
-  - {name: login, when: {path: /login}, scope: [ip], quota: 5/1m, counts: requests}
-  - {name: tokens, scope: [user], quota: 200000/1h, counts: tokens}
+  - name: login
+    when: {path: /login}
+    scope: [ip]
+    quota: 8/1m
+    counts: requests
+    escalate: {after: 20 denials in 10s, block: [20s, 1m]}
+  - name: spend-per-month
+    when: {path: /chat}
+    scope: [user]
+    limit: {by: plan, values: {free: 20, team: 200}, default: 20}
+    window: month
+    time_zone: Europe/Berlin
+    counts: {input: 0.000002, output: 0.00001}
+    unit: usd
+    estimate: 0.05
+    notify: [5%, 80%]
+  - {name: tokens, scope: [user], quota: 10_000_000/1h, counts: tokens, unit: tokens}
   - {name: concurrent, scope: [user], in_flight: 4, lease: 30s}
-  - {name: stricter, scope: [user], quota: 30/1m, counts: requests, mode: shadow}
+  - {name: stricter, scope: [user], quota: 60/1m, counts: requests, mode: shadow}
 ";
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 //! Identical in each run, except for times.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +15,12 @@ use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::ticket_change::TicketChange;
 
-/// Interval of the traffic: 25 requests per second, more in bursts.
+/// Interval of the traffic: 25 requests per second.
 const EVERY: Duration = Duration::from_millis(40);
+/// The incident, in seconds since the start: one client floods, half of it logins.
+const INCIDENT_S: Range<u64> = 30..90;
+/// Further requests of the flood per interval.
+const FLOOD: usize = 3;
 /// Users and addresses of the traffic.
 const USERS: u64 = 40;
 /// Maximum open reservations; older ones are settled.
@@ -52,10 +57,10 @@ impl Demo {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             ticks.tick().await;
-            // One client floods for ten seconds of each minute; half of its requests are logins.
-            let is_flood = (5..15).contains(&(started.elapsed().as_secs() % 60));
-            for _ in 0..if is_flood { 4 } else { 1 } {
-                request(&app, &mut random, &mut open, is_flood).await;
+            request(&app, &mut random, &mut open, false).await;
+            let floods = INCIDENT_S.contains(&started.elapsed().as_secs());
+            for _ in 0..if floods { FLOOD } else { 0 } {
+                request(&app, &mut random, &mut open, true).await;
             }
         }
     }
@@ -64,19 +69,25 @@ impl Demo {
 /// Decides one request, sometimes as a reservation.
 async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_flood: bool) {
     // The minimum of two draws: some users send more requests than others.
-    let user = if is_flood { 0 } else { random.below(USERS).min(random.below(USERS)) };
-    let user = format!("user-{user}");
-    let (address, one_login_in) = if is_flood { (0, 2) } else { (random.below(USERS), 20) };
+    let number = if is_flood { USERS } else { random.below(USERS).min(random.below(USERS)) };
+    let (user, plan) = (format!("user-{number}"), if number.is_multiple_of(4) { "team" } else { "free" });
+    let (address, one_login_in) = if is_flood { (USERS, 2) } else { (random.below(USERS), 30) };
     let ip = IpAddr::from([198, 51, 100, u8::try_from(address).unwrap_or(0)]);
-    let path = if random.below(one_login_in) == 0 { "/login" } else { "/search" };
-    let request = Request::new().with("user", &user).with("ip", ip).with("path", path);
+    let reserves = !is_flood && random.below(6) == 0;
+    let path = match random.below(one_login_in) {
+        _ if reserves => "/chat",
+        0 => "/login",
+        _ => "/search",
+    };
+    let request = Request::new().with("user", &user).with("plan", plan).with("ip", ip).with("path", path);
     let protocol = Protocol::ALL[usize::try_from(random.below(4)).unwrap_or(0)];
     let call = app.call(protocol);
-    if is_flood || random.below(6) > 0 {
+    if !reserves {
         call.apply(Some(Verb::Check), std::slice::from_ref(&request), None).await;
         return;
     }
-    let request = request.with_cost([("tokens", 200 + random.below(4000))]);
+    let (input, output) = (200 + random.below(4000), 4000);
+    let request = request.with_cost([("tokens", input + output), ("input", input), ("output", output)]);
     let options = HoldOptions { ttl: Some(Duration::from_secs(20)), ..HoldOptions::default() };
     let reserved = call.reserve(std::slice::from_ref(&request), options).await;
     open.extend(reserved.ok().and_then(|reserved| reserved.ticket().cloned()));
@@ -84,7 +95,8 @@ async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_floo
     if open.len() > MAX_OPEN {
         let ticket = open.remove(0);
         if random.below(20) > 0 {
-            let cost = [("tokens", 100 + random.below(2000))].into();
+            let output = 500 + random.below(3500);
+            let cost = [("tokens", input + output), ("input", input), ("output", output)].into();
             let change = TicketChange::Settle { cost, is_final: true };
             // A memory store always replies.
             let _ = call.change(&ticket, change).await;

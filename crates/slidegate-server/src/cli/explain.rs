@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slidegate::{Algorithm, Counts, Gate, OnMissing, Policy, PolicyDecision, Request};
+use slidegate::{Algorithm, Counts, Gate, OnMissing, Policy, PolicyDecision, Quota, Request};
 
 use super::failure::{Failure, fail};
 use super::output;
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     if args.json {
         output::print(format_args!("{json:#}"))?;
     } else {
-        output::print(text)?;
+        output::print(output::wrap(&text, output::width(), output::INDENT))?;
     }
     Ok(())
 }
@@ -132,9 +132,9 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
             }
         });
         let missing = missing.as_deref().unwrap_or_default();
-        let tier = applying.as_ref().and_then(|applying| tier(applying, &request));
-        text.push(as_text(policy, applying.as_ref(), tier, missing));
-        json_list.push(as_json(policy, applying.as_ref(), tier, missing));
+        let chosen = applying.as_ref().map(|applying| (applying, Chosen::of(applying, &request)));
+        text.push(as_text(policy, chosen.as_ref(), missing));
+        json_list.push(as_json(policy, chosen.as_ref(), missing));
     }
     let count = decisions.iter().len();
     text.push(match count {
@@ -172,14 +172,35 @@ fn on_missing(policy: &Policy) -> &'static str {
     }
 }
 
-/// The tier whose quota applies to the request. An override takes precedence.
-fn tier<'a>(applying: &PolicyDecision<'a>, request: &Request<'_>) -> Option<&'a str> {
-    let policy = applying.policy();
-    let tiers = policy.options().tiers.as_ref()?;
-    let slidegate::Value::Bytes(value) = request.value(&tiers.attribute)? else { return None };
-    let mut quotas = tiers.quotas.iter();
-    let met = quotas.find(|(tier, quota)| tier.as_bytes() == value && *quota == applying.quota());
-    met.map(|(tier, _)| &**tier)
+/// What chose the quota of a request.
+struct Chosen<'a> {
+    /// The value of the tier's attribute. An override takes precedence.
+    tier: Option<&'a str>,
+    is_override: bool,
+    /// The attribute that says on which day windows begin, and that day. Without a valid one it is the first.
+    anchor: Option<(&'a str, Option<u8>)>,
+}
+
+impl<'a> Chosen<'a> {
+    fn of(applying: &PolicyDecision<'a>, request: &Request<'_>) -> Self {
+        let (policy, quota) = (applying.policy(), applying.quota());
+        let options = policy.options();
+        let own_day = policy.quota().calendar_window().and_then(|calendar| calendar.anchor());
+        let attribute = options.anchor_attribute.as_deref();
+        let anchored =
+            attribute.zip(quota.calendar_window()).filter(|(_, calendar)| calendar.anchor().is_some());
+        let anchor = anchored.map(|(attribute, _)| {
+            let said = request.value(attribute).and_then(|day| text_of(day).parse().ok());
+            (attribute, said.filter(|day| (1..=31).contains(day)))
+        });
+        // The quotas of a policy have its own anchor.
+        let calendar = anchored.zip(own_day).and_then(|((_, calendar), day)| calendar.with_anchor(day).ok());
+        let quota = calendar.map_or(*quota, |calendar| Quota::calendar(quota.limit(), calendar));
+        let tier =
+            options.tiers.as_ref().and_then(|tiers| tiers.of(request)).filter(|(_, tier)| **tier == quota);
+        let tier = tier.map(|(value, _)| value);
+        Self { tier, is_override: quota != *policy.quota() && tier.is_none(), anchor }
+    }
 }
 
 fn text_of(value: slidegate::Value<'_>) -> String {
@@ -191,20 +212,27 @@ fn text_of(value: slidegate::Value<'_>) -> String {
 
 fn as_text(
     policy: &Policy,
-    applying: Option<&PolicyDecision<'_>>,
-    tier: Option<&str>,
+    applying: Option<&(&PolicyDecision<'_>, Chosen<'_>)>,
     missing: &[String],
 ) -> String {
     let name = policy.name();
-    let Some(applying) = applying else { return format!("{name}: does not apply: {}", missing.join("; ")) };
+    let Some((applying, chosen)) = applying else {
+        return format!("{name}: does not apply: {}", missing.join("; "));
+    };
     let quota = applying.quota();
     let mut text = format!("{name}: applies to key `{}`: {}", applying.key(), quota_text(quota));
-    if let Some(tier) = tier {
+    if let Some(tier) = chosen.tier {
         let attribute = policy.options().tiers.as_ref().map_or("", |tiers| &tiers.attribute);
         let _ =
             write!(text, ", the limit for {attribute} `{tier}`; others have {}", quota_text(policy.quota()));
-    } else if quota != policy.quota() {
+    } else if chosen.is_override {
         let _ = write!(text, ", an override; other keys have {}", quota_text(policy.quota()));
+    }
+    if let Some((attribute, day)) = chosen.anchor {
+        let _ = match day {
+            Some(day) => write!(text, "; the window begins on day {day} because {attribute} says so"),
+            None => write!(text, "; the window begins on day 1 because {attribute} has no day of the month"),
+        };
     }
     if let Some(attribute) = applying.key().missing() {
         let _ = write!(text, "; {attribute} is not given (on_missing: {})", on_missing(policy));
@@ -230,8 +258,7 @@ fn as_text(
 
 fn as_json(
     policy: &Policy,
-    applying: Option<&PolicyDecision<'_>>,
-    tier: Option<&str>,
+    applying: Option<&(&PolicyDecision<'_>, Chosen<'_>)>,
     missing: &[String],
 ) -> Value {
     let mut explanation = json!({
@@ -239,17 +266,20 @@ fn as_json(
         "applies": applying.is_some(),
         "mode": if policy.options().enforced { "enforce" } else { "shadow" },
     });
-    if let Some(applying) = applying {
+    if let Some((applying, chosen)) = applying {
         let quota = applying.quota();
         explanation["key"] = applying.key().to_string().into();
         explanation["quota"] = json!({
             "limit": quota.limit(),
             "window": quota.window_text(),
             "algorithm": quota.algorithm().name(),
-            "is_override": quota != policy.quota() && tier.is_none(),
-            "tier": tier,
+            "is_override": chosen.is_override,
+            "tier": chosen.tier,
             "counted": counted_name(&policy.options().counts),
         });
+        if let Some((attribute, day)) = chosen.anchor {
+            explanation["quota"]["anchor"] = json!({ "attribute": attribute, "day": day.unwrap_or(1) });
+        }
     } else {
         explanation["why_not"] = missing.into();
     }

@@ -89,6 +89,9 @@ Examples:
   slidegate demo
   slidegate demo --for 10m --listen 127.0.0.1:8000
 
+After half a minute, one client floods for a minute. Messages below warnings are left out; see
+--log-level.
+
 Exit codes: 0 stopped by a signal or at its end, 2 error";
 
 pub(super) const HEALTH: &str = "\

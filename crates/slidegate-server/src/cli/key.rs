@@ -1,13 +1,17 @@
 //! `slidegate key`: inspects or changes one key on a running server.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
-use slidegate::Algorithm;
+use serde_json::{Number, Value, json};
+use slidegate::clock::{Timestamp, format_wait};
+use slidegate::{Algorithm, Calendar};
 use ureq::http::Method;
 
-use super::client::{ClientArgs, duration, segment, window};
+use super::client::{ClientArgs, amount, segment, unit, wait, window};
 use super::failure::Failure;
-use super::values::cost;
+use super::output::to_seconds;
+use super::values;
 
 #[derive(Debug, Args)]
 pub(super) struct KeyArgs {
@@ -26,7 +30,7 @@ struct KeyRef {
     /// scope
     key: String,
     /// Value of the store's `hash_tag`, such as `tenant=acme`, if it is not in the policy's scope
-    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = super::values::attribute)]
+    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = values::attribute)]
     tag: Option<(String, String)>,
 }
 
@@ -34,9 +38,9 @@ struct KeyRef {
 struct CostArgs {
     #[command(flatten)]
     key: KeyRef,
-    /// Cost
-    #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
-    cost: u64,
+    /// Cost; with at most six decimals if the policy weighs costs
+    #[arg(long, default_value = "1", value_parser = values::amount, allow_hyphen_values = true)]
+    cost: Number,
 }
 
 #[derive(Debug, Subcommand)]
@@ -109,47 +113,73 @@ const MAX_CHARGES: usize = 20;
 fn describe(response: &Value) -> String {
     let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
     let is_in_flight = response["algorithm"] == Algorithm::InFlight.name();
-    let (limit, window) = (&response["limit"], window(response));
+    let (limit, window, unit) = (&response["limit"], window(response), unit(response));
     let usage = if is_in_flight {
-        format!("{} of {limit} in flight (lease {window})", response["held"])
+        format!("{} of {limit}{unit} in flight (lease {window})", amount(&response["held"]))
     } else {
-        format!("used {} of {limit} per {window} ({})", response["used"], text("algorithm"))
+        format!("used {} of {limit}{unit} per {window} ({})", amount(&response["used"]), text("algorithm"))
     };
-    let mut lines =
-        vec![format!("{}: `{}` has {usage}, {} remain", text("policy"), text("key"), response["remaining"])];
+    let remaining = amount(&response["remaining"]);
+    let mut lines = vec![format!("{}: `{}` has {usage}, {remaining} remain", text("policy"), text("key"))];
     if response["unlimited"] == true {
         lines.push("unlimited by an override: its requests are not counted".to_owned());
     }
+    lines.extend(reset(response));
     lines.push(match response["retry_after_ms"].as_u64() {
         Some(0) => "a cost of 1 fits now".to_owned(),
-        Some(_) => format!("a cost of 1 fits in {}", duration(&response["retry_after_ms"])),
+        Some(_) => format!("a cost of 1 fits in {}", wait(&response["retry_after_ms"])),
         None => "a cost of 1 never fits".to_owned(),
     });
     for (name, what) in [("block", "blocked"), ("override", "override")] {
         let change = &response[name];
         if let Some(until) = change["until"].as_str() {
-            lines.push(format!("{what} until {until}, by {}", change["by"].as_str().unwrap_or_default()));
+            let by = change["by"].as_str().unwrap_or_default();
+            lines.push(format!("{what} until {}, by {by}", to_seconds(until)));
         }
     }
     describe_charges(response, &mut lines);
     describe_holds(response, is_in_flight, &mut lines);
-    if let Some(room) = response["room"].as_array().filter(|room| !room.is_empty()) {
+    let room = response["room"].as_array().map_or(&[][..], Vec::as_slice);
+    // The only step of a fixed window is its end.
+    if room.len() > usize::from(is_one_sum(response)) {
         lines.push("if nothing more is charged:".to_owned());
-        let line = |one: &Value| format!("  in {:>10}  {} used", duration(&one["in_ms"]), one["used"]);
+        let line =
+            |one: &Value| format!("  in {:>11}  {}{unit} used", wait(&one["in_ms"]), amount(&one["used"]));
         lines.extend(room.iter().map(line));
     }
     lines.join("\n")
 }
 
+/// Whether the usage is the sum of a fixed window, so that there is no list of charges.
+fn is_one_sum(response: &Value) -> bool {
+    response["window_ends"].is_string()
+}
+
+/// When the window of the usage ends: `resets on 1 December, 00:00 Europe/Berlin, in 4 d 2 h`.
+fn reset(response: &Value) -> Option<String> {
+    let time = |name: &str| {
+        let time: jiff::Timestamp = response[name].as_str()?.parse().ok()?;
+        Some(Timestamp::from_micros(time.as_microsecond().try_into().ok()?))
+    };
+    // By the server's clock. A key without usage has no charge.
+    let since = Duration::from_millis(response["charges"][0]["at_ms_ago"].as_u64()?);
+    let (now, end) = (time("window_starts")? + since, time("window_ends")?);
+    let calendar =
+        response["calendar"].as_str().map_or_else(|| Some(Calendar::day()), |text| text.parse().ok());
+    Some(format!("resets on {}, in {}", calendar?.border_text(end, now), format_wait(end - now)))
+}
+
 fn describe_charges(response: &Value, lines: &mut Vec<String>) {
-    let charges = response["charges"].as_array().map_or(&[][..], Vec::as_slice);
+    let charges = response["charges"].as_array().filter(|_| !is_one_sum(response));
+    let charges = charges.map_or(&[][..], Vec::as_slice);
     if charges.len() > MAX_CHARGES {
         lines.push(format!("the last {MAX_CHARGES} of {} charges:", charges.len()));
     } else if !charges.is_empty() {
         lines.push("charges:".to_owned());
     }
+    let unit = unit(response);
     for charge in &charges[charges.len().saturating_sub(MAX_CHARGES)..] {
-        lines.push(format!("  {:>10} ago  {}", duration(&charge["at_ms_ago"]), charge["cost"]));
+        lines.push(format!("  {:>11} ago  {}{unit}", wait(&charge["at_ms_ago"]), amount(&charge["cost"])));
     }
 }
 
@@ -160,7 +190,7 @@ fn describe_holds(response: &Value, is_in_flight: bool, lines: &mut Vec<String>)
             Some(1) => "1 open reservation holds".to_owned(),
             _ => format!("{} open reservations hold", response["open_holds"]),
         };
-        lines.push(format!("{open} {}:", response["held"]));
+        lines.push(format!("{open} {}{}:", amount(&response["held"]), unit(response)));
     }
     for hold in holds.iter().take(MAX_CHARGES) {
         let then = match hold["unsettled"].as_str() {
@@ -169,10 +199,10 @@ fn describe_holds(response: &Value, is_in_flight: bool, lines: &mut Vec<String>)
             _ => "charged then",
         };
         lines.push(format!(
-            "  ends in {:>10}  {} held, {} settled, {then}",
-            duration(&hold["ends_in_ms"]),
-            hold["held"],
-            hold["settled"]
+            "  ends in {:>11}  {} held, {} settled, {then}",
+            wait(&hold["ends_in_ms"]),
+            amount(&hold["held"]),
+            amount(&hold["settled"])
         ));
     }
 }

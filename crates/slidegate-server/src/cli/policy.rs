@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use slidegate::Algorithm;
 use ureq::http::Method;
 
-use super::client::{ClientArgs, segment, window};
+use super::client::{ClientArgs, segment, unit, window};
 use super::failure::{Failure, fail};
 use super::output;
 
@@ -245,11 +245,16 @@ fn policy(one: &Value) -> String {
     let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
     let is_in_flight = one["algorithm"] == Algorithm::InFlight.name();
     let mut line = if is_in_flight {
-        format!("{}: {} in flight (lease {})", text("name"), one["limit"], window(one))
+        format!("{}: {}{} in flight (lease {})", text("name"), one["limit"], unit(one), window(one))
     } else {
         let window = window(one);
-        format!("{}: {} per {window} ({})", text("name"), one["limit"], text("algorithm"))
+        format!("{}: {}{} per {window} ({})", text("name"), one["limit"], unit(one), text("algorithm"))
     };
+    if let Some(limits) = one["tiers"]["limits"].as_object() {
+        let limits: Vec<_> = limits.iter().map(|(value, limit)| format!("{value} {limit}")).collect();
+        let by = one["tiers"]["by"].as_str().unwrap_or_default();
+        line += &format!(", by {by}: {}", limits.join(", "));
+    }
     if text("mode") == "shadow" {
         line += ", shadow";
     }
@@ -279,7 +284,7 @@ fn change(one: &Value) -> String {
     format!(
         "{:>4}  {}  {}  {}: {what}: {}{undone}",
         one["id"],
-        text("at"),
+        output::to_seconds(&text("at")),
         text("by"),
         text("policy"),
         text("words")

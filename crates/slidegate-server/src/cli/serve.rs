@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
+use std::io::IsTerminal as _;
 use std::iter::once;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -129,6 +130,9 @@ async fn serve(
     let listener = protocols::bind_http(&config)?;
     let ports = protocols::bind(&config, envoy.as_ref())?;
     let (mut greeting, listeners) = Greeting::of(&config, origin, &listener, &ports);
+    if demo.is_some() {
+        greeting.last = ("open", format!("{}/", greeting.url()));
+    }
     let files = envoy.as_ref().map(|settings| watch_files(settings, &config, &mut greeting));
     let (files, rules) = files.transpose()?.unzip();
     let is_local = listeners.iter().all(Listener::is_local);
@@ -145,7 +149,7 @@ async fn serve(
     }
     warn(&app, listen);
     // A closed standard output does not stop the service.
-    let _ = if is_json { output::print(greeting.as_json()) } else { output::print(&greeting) };
+    let _ = if is_json { output::print(greeting.as_json()) } else { output::print(greeting.for_people()) };
     app.observer().config_loaded(&running.file.hash, None);
     admin.control.poll().await;
     tokio::task::block_in_place(|| snapshots::restore(&admin));
@@ -201,7 +205,7 @@ fn watch_files(
     if greeting.policies.is_empty()
         && let Some(body) = current.as_deref().and_then(EnvoyConfig::example)
     {
-        greeting.example = format!("-d {} {}/json", output::shell_word(&body), greeting.url());
+        greeting.last.1 = format!("curl -i -d {} {}/json", output::shell_word(&body), greeting.url());
     }
     Ok((watcher, ConfigFiles { live, settings: settings.clone() }))
 }
@@ -333,8 +337,8 @@ struct Greeting {
     policies: Vec<String>,
     /// The envoyproxy/ratelimit folder and a summary of its files.
     envoy: Option<String>,
-    /// Arguments of curl for a request under the first policy.
-    example: String,
+    /// The last line: a command to try, or the page to open.
+    last: (&'static str, String),
 }
 
 impl Greeting {
@@ -355,7 +359,7 @@ impl Greeting {
         let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
         let mut greeting = Self {
             origin,
-            example: String::new(),
+            last: ("try", String::new()),
             listening,
             ports: ports.iter().map(|port| port.banner.clone()).collect(),
             store: config.memory.to_string(),
@@ -363,7 +367,7 @@ impl Greeting {
             policies: config.policies.iter().map(|policy| describe(policy, config.storage())).collect(),
             envoy: None,
         };
-        greeting.example = format!("'{}/v1/check{query}'", greeting.url());
+        greeting.last.1 = format!("curl -i '{}/v1/check{query}'", greeting.url());
         (greeting, listeners)
     }
 
@@ -378,9 +382,21 @@ impl Greeting {
         urls.map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
+    /// The message, on a terminal in its width. The last line is copied, so it stays one.
+    fn for_people(&self) -> String {
+        const INDENT: usize = 13;
+        let text = self.to_string();
+        match text.rsplit_once('\n') {
+            Some((lines, last)) if std::io::stdout().is_terminal() => {
+                format!("{}\n{last}", output::wrap(lines, output::width(), INDENT))
+            }
+            _ => text,
+        }
+    }
+
     /// The message as a JSON log line, readable by log collectors of containers.
     fn as_json(&self) -> serde_json::Value {
-        let Self { origin, listening, ports, store, traces, policies, envoy, example } = self;
+        let Self { origin, listening, ports, store, traces, policies, envoy, last } = self;
         let urls = |urls: &str| urls.split(", ").map(str::to_owned).collect::<Vec<_>>();
         let ports: HashMap<_, _> = ports.iter().map(|(name, listed)| (*name, urls(listed))).collect();
         json!({
@@ -396,7 +412,7 @@ impl Greeting {
                 "traces": traces,
                 "policies": policies,
                 "envoy": envoy,
-                "try": format!("curl -i {example}"),
+                (last.0): last.1,
             },
             "target": module_path!(),
         })
@@ -405,7 +421,7 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { origin, listening, ports, store, traces, policies, envoy, example } = self;
+        let Self { origin, listening, ports, store, traces, policies, envoy, last } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
         // With envoyproxy/ratelimit files no other config is needed.
         if envoy.is_none() || !policies.is_empty() {
@@ -425,7 +441,7 @@ impl fmt::Display for Greeting {
         if let Some(envoy) = envoy {
             writeln!(f, "envoy      {envoy}")?;
         }
-        write!(f, "try        curl -i {example}")
+        write!(f, "{:<10} {}", last.0, last.1)
     }
 }
 

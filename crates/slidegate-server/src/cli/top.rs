@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
+use slidegate::clock::format_wait;
 use ureq::http::Method;
 
 use super::client;
 use super::failure::{Failure, fail};
-use super::output;
+use super::output::{self, Column, Fit};
 use super::values::{keys, milliseconds};
 
 #[derive(Debug, Args)]
@@ -49,8 +50,6 @@ pub(super) enum TopBy {
     Denied,
 }
 
-/// Maximum characters of a key in the table.
-const KEY_WIDTH: usize = 60;
 /// Clears the terminal and moves the cursor to the upper left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -74,11 +73,42 @@ struct Key {
     #[serde(default)]
     held: u64,
     last_at: String,
+    now: Option<Now>,
+}
+
+/// The usage of a key now.
+#[derive(Deserialize)]
+struct Now {
+    limit: u64,
+    remaining: u64,
+    retry_after_ms: Option<u64>,
+    is_blocked: bool,
+}
+
+impl Now {
+    /// `41 of 100, 41 %`
+    fn share(&self) -> String {
+        let used = self.limit.saturating_sub(self.remaining);
+        // A limit of 0 is always full.
+        let percent = (u128::from(used) * 100).checked_div(self.limit.into()).unwrap_or(100);
+        format!("{used} of {}, {percent} %", self.limit)
+    }
+
+    /// The wait until cost 1 fits.
+    fn wait(&self) -> String {
+        match self.retry_after_ms {
+            _ if self.is_blocked => "blocked".to_owned(),
+            Some(0) => "now".to_owned(),
+            Some(ms) => format_wait(Duration::from_millis(ms)),
+            None => "never".to_owned(),
+        }
+    }
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
     let client = args.server.client()?;
     let refreshes = !args.once && !args.json && std::io::stdout().is_terminal();
+    let clears = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
     loop {
         let text = fetch(&client, args)?;
         let output = if args.json {
@@ -88,9 +118,10 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
                 let url = client.url("");
                 Failure(format!("{url} returned an unexpected format; check that the server and this command have the same version"))
             })?;
-            table(&top, args)
+            describe(&top, args, output::width())
         };
-        let output = if refreshes { format!("{CLEAR}{output}") } else { output };
+        let before = if clears { CLEAR } else { "\n" };
+        let output = if refreshes { format!("{before}{output}") } else { output };
         let mut out = std::io::stdout().lock();
         // The reader may have closed the pipe.
         if writeln!(out, "{output}").and_then(|()| out.flush()).is_err() || !refreshes {
@@ -118,66 +149,135 @@ fn fetch(client: &client::Client, args: &TopArgs) -> Result<String, Failure> {
     fail(format!("{} returned {status}: {}", client.url("/v1/top"), client::detail(&problem)))
 }
 
-fn table(top: &TopKeys, args: &TopArgs) -> String {
+fn describe(top: &TopKeys, args: &TopArgs, width: usize) -> String {
     let (what, count) = match args.by {
         TopBy::Used => ("usage", "cost"),
         TopBy::Denied => ("denials", "denials"),
     };
     let of = args.policy.as_ref().map_or_else(String::new, |policy| format!(" of {policy}"));
     let (from, to) = (top.period_s / 60, 2 * top.period_s / 60);
-    let mut table = format!("Top keys{of} by {what} in the last {from} to {to} minutes");
+    let mut title = format!("Top keys{of} by {what} in the last {from} to {to} minutes");
     if let Some(instance) = &args.instance {
-        table += &format!(" on {}", printable(instance));
+        title += &format!(" on {}", printable(instance));
     } else if top.instances > 1 {
-        table += &format!(" on {} instances", top.instances);
+        title += &format!(" on {} instances", top.instances);
     }
     if let Some(error) = &top.fleet_error {
-        table += &format!("; the other instances are unknown: {}", printable(error));
+        title += &format!("; the other instances are unknown: {}", printable(error));
     }
     if top.sampled {
-        table += "; estimated from a sample";
+        title += "; estimated from a sample";
     }
     if top.error_bound > 0 {
-        table += &format!("; keys not listed have at most {}", top.error_bound);
+        title += &format!("; keys not listed have at most {}", top.error_bound);
     }
+    let title = output::wrap(&title, width, output::INDENT);
     if top.keys.is_empty() {
-        return table + "\n\nno keys yet";
+        return title + "\n\nno keys yet";
     }
-    let policy_width = top.keys.iter().map(|key| key.policy.len()).max().unwrap_or(0).max("policy".len());
-    let keys: Vec<_> = top.keys.iter().map(|key| printable(&key.key)).collect();
-    let key_width = keys.iter().map(|key| key.chars().count()).max().unwrap_or(0).max("key".len());
-    table += &format!(
-        "\n\n{count:>12} {:>10} {:>12}  {:<policy_width$}  {:<key_width$}  last",
-        "max error", "held now", "policy", "key"
-    );
-    for (one, key) in top.keys.iter().zip(&keys) {
-        let Key { policy, count, at_most_over, held, last_at, .. } = one;
-        table += &format!(
-            "\n{count:>12} {at_most_over:>10} {held:>12}  {policy:<policy_width$}  {key:<key_width$}  {}",
-            printable(last_at)
-        );
-    }
-    table
+    format!("{title}\n\n{}", output::table(columns(top, count), width))
+}
+
+/// The columns of the table, the least important ones with the highest numbers.
+fn columns(top: &TopKeys, count: &'static str) -> Vec<Column> {
+    let column = |head, fit, cell: &dyn Fn(&Key) -> String| Column {
+        head,
+        cells: top.keys.iter().map(cell).collect(),
+        fit,
+    };
+    let now = |key: &Key, shown: fn(&Now) -> String| key.now.as_ref().map_or_else(|| "-".to_owned(), shown);
+    let mut columns = vec![
+        column(count, Fit::Number, &|key| key.count.to_string()),
+        column("max error", Fit::Optional(6), &|key| key.at_most_over.to_string()),
+        column("held now", Fit::Optional(4), &|key| key.held.to_string()),
+        column("used", Fit::Optional(1), &|key| now(key, Now::share)),
+        column("1 fits in", Fit::Optional(2), &|key| now(key, Now::wait)),
+        column("policy", Fit::Optional(3), &|key| key.policy.clone()),
+        column("key", Fit::Cut, &|key| printable(&key.key)),
+        column("last", Fit::Optional(5), &|key| time_of_day(&key.last_at)),
+    ];
+    columns.retain(|column| {
+        !matches!(column.head, "max error" | "held now") || column.cells.iter().any(|cell| cell != "0")
+    });
+    columns
+}
+
+/// The time of day in the zone of this machine.
+fn time_of_day(time: &str) -> String {
+    let local = |time: jiff::Timestamp| time.to_zoned(jiff::tz::TimeZone::system());
+    time.parse().map_or_else(|_| printable(time), |time| local(time).strftime("%H:%M:%S").to_string())
 }
 
 /// Escapes a key for a terminal: clients choose keys and could inject control sequences.
 fn printable(text: &str) -> String {
-    let escaped: String = text.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'");
-    if escaped.chars().count() <= KEY_WIDTH {
-        return escaped;
-    }
-    escaped.chars().take(KEY_WIDTH - 3).chain("...".chars()).collect()
+    text.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'")
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: TopArgs,
+    }
 
     /// A malicious key must not control the operator's terminal.
     #[test]
     fn keys_cannot_control_the_terminal() {
         assert_eq!(printable("a\"b'\u{1b}[2J\u{202e}"), "a\"b'\\u{1b}[2J\\u{202e}");
-        let long = printable(&"\u{eb}".repeat(100));
-        assert_eq!((long.chars().count(), long.ends_with("...")), (KEY_WIDTH, true));
+    }
+
+    /// An operator in an incident has a small window, and looks for who is full and for how long.
+    #[test]
+    fn the_table_fits_the_terminal() {
+        let now = |limit, remaining, retry_after_ms, is_blocked| {
+            Some(Now { limit, remaining, retry_after_ms, is_blocked })
+        };
+        let key = |key: &str, held, now| Key {
+            policy: "per-user".to_owned(),
+            key: key.to_owned(),
+            count: 4_100,
+            at_most_over: 0,
+            held,
+            last_at: "2026-11-27T21:05:09.123Z".to_owned(),
+            now,
+        };
+        let Command { args } = Command::parse_from(["top"]);
+        let last = time_of_day("2026-11-27T21:05:09.123Z");
+        let long = "0123456789".repeat(10);
+        for (first, second, width, expected) in [
+            (
+                key("alice", 0, now(100, 59, Some(0), false)),
+                key("bob", 0, now(0, 0, None, false)),
+                80,
+                "cost  used             1 fits in  policy    key    last|\
+                 4100  41 of 100, 41 %  now        per-user  alice  21:05:09|\
+                 4100  0 of 0, 100 %    never      per-user  bob    21:05:09",
+            ),
+            (
+                key(&long, 7, now(100, 0, Some(200_000), false)),
+                key("bob", 0, now(100, 90, Some(50), true)),
+                80,
+                "cost  held now  used               1 fits in  policy    key|",
+            ),
+            (key(&long, 0, None), key("bob", 0, None), 40, "cost  used  1 fits in  key|"),
+        ] {
+            let top = TopKeys {
+                error_bound: 0,
+                sampled: false,
+                period_s: 300,
+                instances: 1,
+                fleet_error: None,
+                keys: vec![first, second],
+            };
+            let text = describe(&top, &args, width);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+            let table: Vec<_> = text.lines().skip_while(|line| !line.is_empty()).skip(1).collect();
+            assert!(table.join("|").starts_with(&expected.replace("21:05:09", &last)), "{text}");
+        }
     }
 }

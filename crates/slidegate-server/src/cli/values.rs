@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lined_config::one_line;
-use serde_json::{Map, Value};
-use slidegate::{Excess, Quota, clock::parse_window};
+use serde_json::{Map, Number, Value};
+use slidegate::{Amount, Excess, Quota, clock::parse_window};
 
 use crate::envoy::{Rate, Unit};
 use crate::limits::MAX_COST;
@@ -56,6 +56,15 @@ pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
 pub(super) fn cost(text: &str) -> Result<u64, String> {
     let cost = text.parse().ok().filter(|cost| *cost <= MAX_COST);
     cost.ok_or_else(|| format!("must be a whole number from 0 to {MAX_COST}"))
+}
+
+/// A cost with at most six decimals, as JSON. The server knows whether it may have them.
+pub(super) fn amount(text: &str) -> Result<Number, String> {
+    let read = text.parse::<Amount>().ok().filter(|amount| *amount <= MAX_COST.into());
+    let json = read.and_then(|amount| serde_json::to_string(&amount).ok()?.parse().ok());
+    json.ok_or_else(|| {
+        format!("must be a number from 0 to {MAX_COST} with at most 6 decimals, for example `0.25`")
+    })
 }
 
 /// Parses a cost, or costs by name, as JSON. The server knows the valid names.

@@ -6,7 +6,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Amount, Amounts, Block, CostUnit, PolicyDecision, Reason, clock::Timestamp};
+use slidegate::clock::{Timestamp, format_wait};
+use slidegate::internal::NamedDecision;
+use slidegate::{Algorithm, Amount, Amounts, Block, PolicyDecision, Reason};
 
 use crate::wire::key_text;
 
@@ -89,9 +91,7 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     }
     number(said, " used ", used);
     number(said, " of ", limit);
-    // Units known to header fields are left out: most count requests.
-    let unit = decision.policy().options().unit.as_deref();
-    if let Some(unit) = unit.filter(|name| CostUnit::from_name(name).is_none()) {
+    if let Some(unit) = decision.policy().said_unit() {
         said.push(' ');
         said.push_str(unit);
     }
@@ -134,16 +134,25 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
             said.push_str("; the cost fits in at most ");
             said.push_str(&seconds(wait));
         }
-        Some(wait) => {
-            said.push_str("; the cost fits in ");
-            said.push_str(&seconds(wait));
-        }
+        Some(wait) => match NamedDecision::from(decision).border() {
+            Some(border) => {
+                write!(said, "; resets on {border}, in {}", seconds(wait))
+                    .expect("writing to a String cannot fail");
+            }
+            None => {
+                said.push_str("; the cost fits in ");
+                said.push_str(&seconds(wait));
+            }
+        },
         None => said.push_str("; the cost is more than the limit and never fits"),
     }
 }
 
-/// Formats a wait in seconds with milliseconds, rounded up.
+/// Formats a wait, rounded up: below a minute in seconds with milliseconds.
 fn seconds(wait: Duration) -> String {
+    if wait >= Duration::from_secs(60) {
+        return format_wait(wait);
+    }
     let ms = slidegate_http::headers::millis_ceil(wait);
     if ms.is_multiple_of(1000) {
         format!("{} s", ms / 1000)

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use slidegate::{Decision, DecisionSource, Policy, PolicySet, reserve::HoldStatus, verb::Verb};
+use slidegate::{Amount, Decision, DecisionSource, Policy, PolicySet, reserve::HoldStatus, verb::Verb};
 use slidegate_config::policy::KeysShown;
 
 use super::per_thread::{PerThread, copies_wanted};
@@ -175,7 +175,6 @@ pub(crate) struct Counts {
     pub(crate) shadow_denied: u64,
     pub(crate) cost_allowed: u64,
     pub(crate) cost_denied: u64,
-    pub(crate) cost_refunded: u64,
     pub(crate) blocked: u64,
     pub(crate) near_limit: u64,
     pub(crate) notifications: u64,
@@ -264,15 +263,25 @@ impl PolicyCounters {
         count / self.per_unit
     }
 
+    /// Charged, denied and refunded cost, with its decimals.
+    pub(crate) fn costs(&self) -> [Amount; 3] {
+        let cells: [fn(&Cells) -> &AtomicU64; 3] =
+            [|cells| &cells.cost_allowed, |cells| &cells.cost_denied, |cells| &cells.cost_refunded];
+        cells.map(|cell| {
+            let count = self.cells.sum(|cells| cell(cells).load(Relaxed));
+            if self.per_unit == 1 { count.into() } else { Amount::from_millionths(count) }
+        })
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         let of = |outcome| SOURCES.iter().map(|source| self.checks(outcome, *source)).sum();
+        let [cost_allowed, cost_denied, _] = self.costs().map(Amount::floor);
         Counts {
             allowed: of(Outcome::Allow),
             denied: of(Outcome::Deny),
             shadow_denied: of(Outcome::ShadowDeny),
-            cost_allowed: self.units(self.cells.sum(|cells| cells.cost_allowed.load(Relaxed))),
-            cost_denied: self.units(self.cells.sum(|cells| cells.cost_denied.load(Relaxed))),
-            cost_refunded: self.units(self.cells.sum(|cells| cells.cost_refunded.load(Relaxed))),
+            cost_allowed,
+            cost_denied,
             blocked: self.cells.sum(|cells| cells.blocked.load(Relaxed)),
             near_limit: self.cells.sum(|cells| cells.near_limit.load(Relaxed)),
             notifications: self.cells.sum(|cells| cells.notifications.load(Relaxed)),

@@ -16,6 +16,7 @@ fn the_demo_fills_the_page_and_ends_by_itself() {
     let mut server = Server::start_command(slidegate().args(listen), Stdio::null());
     let browser = Browser::start("demo");
     watch(&browser, &server);
+    assert!(server.greeting.ends_with(&format!("\nopen       {}/\n", server.url)), "{}", server.greeting);
     browser.until_text("#policies-rows", "concurrent");
     browser.until_text("#denials-rows", "login");
     browser.until("document.getElementById('rates-chart').ariaLabel.includes(' allowed')");

@@ -15,7 +15,7 @@ fn the_page_opens_with_the_last_hour_and_links_lead_to_a_time_and_a_policy() {
     watch(&browser, &server);
     // What was decided before the page was opened.
     browser.until("document.getElementById('rates-chart').ariaLabel.includes('5 allowed, 3 denied')");
-    browser.until_text("#rates-markers", "Limit changed: everyone: 500/1s sliding-log, by loopback");
+    browser.until_text("#rates-markers", "Limit changed: everyone: 500 per 1s (sliding-log), by loopback");
     browser.until_text("#rates-markers", "Started: slidegate ");
     browser.value("(document.getElementById('history-view').value = 'denied')");
     browser.value("document.getElementById('history-view').dispatchEvent(new Event('change'))");

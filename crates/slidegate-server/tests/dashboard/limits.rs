@@ -37,7 +37,7 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.press(ENTER);
     browser.until("document.getElementById('limit-go').innerText === 'Change it'");
     browser.press(ENTER);
-    browser.until_text("#limit-result", "per-user: 5/1h sliding-log.");
+    browser.until_text("#limit-result", "per-user: 3 per 1h -> 5 per 1h (sliding-log).");
     assert_eq!((&limit()["limit"], &limit()["origin"]), (&json!(5), &json!("changed")));
     assert_eq!(check(&server, &json!({ "user": "alice" })), 200, "what was used stays, and more fits");
     browser.until_text("#policies-rows tr:first-child .marks", "changed");
@@ -61,7 +61,7 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.press(ENTER);
     browser.until_text("#limit-said", "to 9 / 2m,");
     browser.press(ENTER);
-    browser.until_text("#limit-result", "per-ip: 9/2m sliding-log.");
+    browser.until_text("#limit-result", "per-ip: 9 per 90s -> 9 per 2m (sliding-log).");
     assert_eq!(server.get("/v1/policies").json()["policies"][1]["window_ms"], 120_000);
     browser.click("#policies-rows tr:nth-child(2) button.write");
     browser.press('\u{E00C}');
@@ -88,7 +88,7 @@ fn a_limit_with_a_calendar_or_tiers_keeps_them_when_it_is_edited() {
     browser.press(ENTER);
     browser.until_text("#limit-said", "to 200 / month in Europe/Berlin, at once");
     browser.press(ENTER);
-    browser.until_text("#limit-result", "monthly: 200/month in Europe/Berlin fixed-window.");
+    browser.until_text("#limit-result", "-> 200 per month in Europe/Berlin (fixed-window).");
 
     browser.click("#policies-rows tr:nth-child(2) button.write");
     browser.until_text("#limit-now", "Now 100 / 1h sliding-log, by plan: 10 for free, 10,000 for pro.");
@@ -96,6 +96,6 @@ fn a_limit_with_a_calendar_or_tiers_keeps_them_when_it_is_edited() {
     browser.fill("#limit-form [name=limit]", "50");
     browser.press(ENTER);
     browser.press(ENTER);
-    browser.until_text("#limit-result", "tiers: 50/1h sliding-log.");
+    browser.until_text("#limit-result", "tiers: 100 per 1h -> 50 per 1h (sliding-log).");
     browser.expect_silence();
 }

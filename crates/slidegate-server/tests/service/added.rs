@@ -65,7 +65,7 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
             200,
             json!({
                 "policy": "login", "change": 1,
-                "done": "2/1h sliding-log, added at run time with scope [\"ip\"]",
+                "done": "2 per 1h (sliding-log), added at run time with scope [\"ip\"]",
             })
         )
     );
@@ -83,7 +83,7 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
     // From here on it is changed like any other, keeps its usage, and keeps what it is.
     assert_eq!(
         said(&server, &["policy", "set", "login", "3/1h"]),
-        "login: 3/1h sliding-log, added at run time with scope [\"ip\"] (change 2)"
+        "login: 2 per 1h -> 3 per 1h (sliding-log), added at run time with scope [\"ip\"] (change 2)"
     );
     assert_eq!([(); 2].map(|()| check(&server, &alice)), [200, 429]);
     assert_eq!(policy(&server, "login")["origin"], "added");
@@ -98,7 +98,7 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
     );
     assert_eq!(
         said(&server, &["policy", "undo"]),
-        "login: 3/1h sliding-log, added at run time with scope [\"ip\"] (change 4)"
+        "login: 3 per 1h (sliding-log), added at run time with scope [\"ip\"] (change 4)"
     );
     assert_eq!(said(&server, &["policy", "unset", "login"]), "login: taken away (change 5)");
     assert_eq!(policy(&server, "login"), Value::Null);
@@ -113,7 +113,7 @@ fn a_policy_is_added_changed_undone_and_taken_away() {
         ["policy", "set", "api", "5/1m", "--scope", "user,tenant", "--when", "path=/api", "--mode", "shadow"];
     assert_eq!(
         said(&server, &args),
-        "api: 5/1m sliding-log, shadow, added at run time with scope [\"user\",\"tenant\"] (change 9)"
+        "api: 5 per 1m (sliding-log), shadow, added at run time with scope [\"user\",\"tenant\"] (change 9)"
     );
     let folder = TempDir::new("added-command");
     let file =
@@ -225,7 +225,10 @@ fn a_file_that_brings_the_name_along_comes_first_and_it_is_said() {
                  `slidegate policy unset login` takes the added one away";
     assert_eq!(server.get("/v1/status").json()["changes"]["refused"], json!([words]));
     // A change is one of the file's policy.
-    assert_eq!(said(&server, &["policy", "set", "login", "5/1h"]), "login: 5/1h sliding-log (change 2)");
+    assert_eq!(
+        said(&server, &["policy", "set", "login", "5/1h"]),
+        "login: 1 per 1h -> 5 per 1h (sliding-log) (change 2)"
+    );
     assert_eq!(policy(&server, "login")["origin"], "changed");
     assert_eq!(server.get("/v1/status").json()["changes"]["refused"], json!([]));
     said(&server, &["policy", "undo"]);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
-use slidegate_testkit::service::{run, text};
+use slidegate_testkit::service::{run, slidegate, text};
 
 const POLICIES: &str = "
 policies:
@@ -56,6 +56,40 @@ policies:
         let line = found.lines().next().unwrap();
         assert_eq!(line.split_once("`: ").unwrap().1, expected, "{found}");
     }
+    let anchored = policies
+        .replace("window: month", "window: month\n    fold: {plan: case}\n    anchor: {attribute: day}");
+    let anchored = folder.file("anchored.yaml", &anchored);
+    for (attributes, expected) in [
+        (
+            &["user=a", "plan=PRO", "day=15"][..],
+            "10000/month in Europe/Berlin from day 15, the limit for plan `pro`; others have 10/month in Europe/Berlin; \
+             the window begins on day 15 because day says so",
+        ),
+        (
+            &["user=a", "plan=pro", "day=32"],
+            "10000/month in Europe/Berlin, the limit for plan `pro`; others have 10/month in Europe/Berlin; the window \
+             begins on day 1 because day has no day of the month",
+        ),
+        (
+            &["user=a", "day=15"],
+            "10/month in Europe/Berlin from day 15; the window begins on day 15 because day says so",
+        ),
+        (
+            &["user=vip", "plan=pro", "day=15"],
+            "7/month in Europe/Berlin from day 15, an override; other keys have 10/month in Europe/Berlin; the window \
+             begins on day 15 because day says so",
+        ),
+    ] {
+        let (found, _) = explain(&[&["--config", &anchored][..], attributes].concat());
+        assert_eq!(found.lines().next().unwrap().split_once("`: ").unwrap().1, expected, "{found}");
+    }
+    let (found, _) = explain(&["--config", &anchored, "--json", "user=a", "plan=pro", "day=15"]);
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let quota = &found["policies"][0]["quota"];
+    assert_eq!(
+        (&quota["tier"], &quota["is_override"], &quota["anchor"]),
+        (&json!("pro"), &json!(false), &json!({"attribute": "day", "day": 15}))
+    );
     let (found, _) = explain(&["--config", &file, "--json", "user=a", "plan=pro"]);
     let found: Value = serde_json::from_str(&found).unwrap();
     let quota = &found["policies"][0]["quota"];
@@ -96,6 +130,19 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
             "2 policies apply; the request is charged on all of them or none",
         ]
     );
+    let narrow = |columns: &str, args: &[&str]| {
+        let mut command = slidegate();
+        let output =
+            command.args(["explain", "--config", &file]).args(args).env("COLUMNS", columns).output().unwrap();
+        text(&output.stdout)
+    };
+    for columns in ["", "80", "40"] {
+        let shown = narrow(columns, &["user=bob", "path=/login", "method=POST", "ip=192.0.2.7"]);
+        let width = columns.parse().unwrap_or(80);
+        assert!(shown.lines().all(|line| line.chars().count() <= width), "{shown}");
+        let joined = shown.replace("\n  ", " ");
+        assert_eq!(joined.lines().count(), 4, "{joined}");
+    }
     assert_eq!(summary(&["ip=10.1.2.3"])[2], "strangers: applies to key `*`: 1/1s");
     assert_eq!(summary(&["path=/"])[3], "no policy applies, so the request is not limited");
     let (found, _) = explain(&["--config", &file, "--json", "user=alice", "path=/"]);

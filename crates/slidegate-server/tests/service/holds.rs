@@ -504,5 +504,6 @@ fn usage_figures_count_what_was_settled_and_show_what_is_held() {
     let shown = run(&["top", "--url", &server.url]);
     let shown = text(&shown.stdout);
     let words: Vec<&str> = shown.lines().nth(3).unwrap().split_whitespace().collect();
-    assert_eq!(words[..5], ["50", "0", "700", "tokens", "alice"], "{shown}");
+    assert_eq!(words[..2], ["50", "700"], "{shown}");
+    assert!(words.contains(&"tokens") && words.contains(&"alice"), "{shown}");
 }

@@ -46,7 +46,7 @@ fn answers_have_the_decimals_and_header_fields_whole_units() {
     assert_eq!(denied.status, 429);
     assert_eq!(denied.json()["used"], 0.22, "nothing was charged");
     let detail = denied.json()["detail"].as_str().unwrap().to_owned();
-    assert!(detail.contains("key `alice` has used 0.22 of 5."), "{detail}");
+    assert!(detail.contains("key `alice` has used 0.22 of 5 usd."), "{detail}");
     let fits = server.post("/v1/check", &body(&json!({ "output": 478_000 })));
     assert_eq!((fits.status, fits.json()["remaining"].clone()), (200, json!(0)));
     let refunded = server.post("/v1/refund", &body(&json!({ "output": 1 })));
@@ -95,7 +95,7 @@ fn sums_are_not_those_of_rounded_costs() {
         |name: &str| metrics.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
     assert_eq!(
         line("slidegate_cost_admitted_total{policy=\"spend\"}"),
-        "slidegate_cost_admitted_total{policy=\"spend\"} 4"
+        "slidegate_cost_admitted_total{policy=\"spend\"} 4.5"
     );
     assert_eq!(
         line("slidegate_policy_limit{policy=\"spend\"}"),
@@ -126,11 +126,17 @@ fn commands_and_changes_are_in_units() {
     assert!(text.contains("limited to 5 per 1h"), "{text}");
     assert!(text.contains("What counts is 0.000002 input + 0.00001 output, in usd."), "{text}");
     let server = start(&folder);
+    let listed = run(&["policy", "list", "--url", &server.url]);
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(
+        listed.starts_with("spend: 5 usd per 1h (sliding-log), by plan: team 500; allowed 0"),
+        "{listed}"
+    );
     let raised =
         server.change("POST", "/v1/keys/spend/alice/override", &[], r#"{"quota": "8", "for": "1h"}"#).json();
     assert_eq!((&raised["limit"], &raised["override"]["limit"]), (&json!(8), &json!(8)), "{raised}");
     let charged = server.change("POST", "/v1/keys/spend/alice/penalize", &[], r#"{"cost": 3}"#).json();
-    assert_eq!((&charged["used"], &charged["done"]), (&json!(3), &json!("3 was charged")), "{charged}");
+    assert_eq!((&charged["used"], &charged["done"]), (&json!(3), &json!("3 usd was charged")), "{charged}");
     let lowered = server.change("PUT", "/v1/policies/spend", &[], r#"{"limit": 2}"#);
     assert_eq!(lowered.status, 200, "{}", lowered.body);
     let bob = server.post("/v1/check", r#"{"attributes": {"user": "bob"}, "cost": {"output": 200001}}"#);

@@ -106,8 +106,16 @@ pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cos
         let wait_us = state.wait_us(quota, settled, left).saturating_add(lag);
         UsageForecast { after: Duration::from_micros(wait_us), used: left }
     });
+    let mut forecast: Vec<_> = forecast.collect();
+    // A fixed window frees all at once.
+    forecast.dedup_by(|later, step| {
+        step.after == later.after && {
+            step.used = later.used;
+            true
+        }
+    });
     let charges = if used == 0 { Vec::new() } else { state.charges(quota) };
-    KeyInspection { quota: *quota, decision, charges, forecast: forecast.collect(), holds: Vec::new() }
+    KeyInspection { quota: *quota, decision, charges, forecast, holds: Vec::new() }
 }
 
 /// Whether `cost` fits in addition to what counts now. A cost of 0 always fits.

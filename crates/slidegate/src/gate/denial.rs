@@ -8,7 +8,7 @@ use crate::cost::CostUnit;
 use crate::decision::{Amounts, Decision, Reason};
 use crate::hold::MAX_HOLDS;
 use crate::quota::{Algorithm, Quota};
-use crate::time::{Timestamp, millis_ceil, secs_ceil};
+use crate::time::{Timestamp, format_wait, millis_ceil, secs_ceil};
 
 /// Retry delay when the wait depends on other requests to end.
 const SOON: Duration = Duration::from_secs(1);
@@ -42,13 +42,16 @@ pub struct NamedDecision<'d> {
     pub decision: &'d Decision,
     /// The unit of cost, if known.
     pub unit: Option<CostUnit>,
+    /// The name of the unit, if the policy has one other than requests.
+    pub unit_name: Option<&'d str>,
 }
 
 impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
     #[inline]
     fn from(one: &PolicyDecision<'d>) -> Self {
         let policy = one.policy();
-        Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit: policy.unit() }
+        let (unit, unit_name) = (policy.unit(), policy.said_unit());
+        Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit, unit_name }
     }
 }
 
@@ -78,6 +81,16 @@ impl NamedDecision<'_> {
     #[inline]
     pub fn retry_after_ms(&self) -> Option<u64> {
         self.wait().map(|wait| integer(millis_ceil(wait).max(1)))
+    }
+
+    /// The date on which the key has room again: the border of its calendar window. Not if that waits for holds, which
+    /// may end before.
+    #[must_use]
+    pub fn border(&self) -> Option<String> {
+        let calendar = self.quota.calendar_window()?;
+        let is_border = self.decision.reason() == Some(Reason::OverLimit) && self.decision.held == 0;
+        let (now, wait) = (self.decision.at(), self.decision.retry_after().filter(|_| is_border)?);
+        Some(calendar.border_text(now + wait, now))
     }
 
     /// The sentence about a denial: the policy, its key, and when to retry. `blocked_until` is the
@@ -117,6 +130,10 @@ impl NamedDecision<'_> {
                 text.push_str(&count.to_string());
                 text.push_str(" of ");
                 text.push_str(&limit.to_string());
+                if let Some(unit) = self.unit_name {
+                    text.push(' ');
+                    text.push_str(unit);
+                }
                 if is_in_flight {
                     text.push_str(" in flight");
                 } else if decision.held > 0 {
@@ -155,10 +172,19 @@ impl NamedDecision<'_> {
         };
         match self.retry_after_s() {
             Some(1) => text.push_str(". Retry in 1 second."),
-            Some(secs) => {
+            Some(secs @ ..=60) => {
                 text.push_str(". Retry in ");
                 text.push_str(&secs.to_string());
                 text.push_str(" seconds.");
+            }
+            Some(secs) => {
+                text.push_str(". Retry in ");
+                text.push_str(&format_wait(Duration::from_secs(secs)));
+                if let Some(border) = self.border() {
+                    text.push_str(", on ");
+                    text.push_str(&border);
+                }
+                text.push('.');
             }
             None => text.push_str(never),
         }

@@ -18,10 +18,14 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// The quota of a request's tier, if it has one.
-    pub(super) fn of(&self, request: &Request<'_>) -> Option<&Quota> {
+    /// The value of a request's tier and its quota, if it has one.
+    #[must_use]
+    pub fn of(&self, request: &Request<'_>) -> Option<(&str, &Quota)> {
         match self.fold.of(request.value(&self.attribute)?).value() {
-            Value::Bytes(value) => self.quotas.get(std::str::from_utf8(value).ok()?),
+            Value::Bytes(value) => {
+                let (value, quota) = self.quotas.get_key_value(std::str::from_utf8(value).ok()?)?;
+                Some((value, quota))
+            }
             Value::Address(_) => None,
         }
     }

@@ -61,6 +61,12 @@ impl Policy {
         self.options.unit.as_deref().or(self.unit().map(CostUnit::name))
     }
 
+    /// The unit for sentences about usage: its [name](Self::unit_name), unless it is requests.
+    #[must_use]
+    pub fn said_unit(&self) -> Option<&str> {
+        self.options.unit.as_deref().filter(|name| *name != CostUnit::Requests.name())
+    }
+
     /// The unit, if it is a [`CostUnit`].
     #[inline]
     pub(crate) fn unit(&self) -> Option<CostUnit> {

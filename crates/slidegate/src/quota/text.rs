@@ -12,7 +12,7 @@ use crate::time::micros;
 /// Unit names, with the one that is written first, and their lengths in microseconds. Longest
 /// first.
 ///
-/// Months and years are not supported because their lengths vary; write `30d` or `365d`.
+/// Months, quarters and years have no length: in a quota they are calendar windows.
 const UNITS: [(&[&str], u64); 6] = [
     (&["w", "week", "weeks"], 604_800_000_000),
     (&["d", "day", "days"], 86_400_000_000),
@@ -22,12 +22,15 @@ const UNITS: [(&[&str], u64); 6] = [
     (&["ms", "msec", "millisecond", "milliseconds"], 1000),
 ];
 
+/// Calendar windows whose name is no length of time.
+const CALENDARS: [&str; 3] = ["month", "quarter", "year"];
+
 /// Parses `limit/window` or `limit per window`.
 ///
 /// The limit is a whole number, optionally with `_` between digits. The window is a unit, a number
 /// and a unit, or a sequence of these: `second`, `30s`, `2 days`, `1m30s`. Units are ms, s, m, h,
-/// d, w and their words, in any case. Spaces around the parts are ignored. The algorithm is the
-/// default.
+/// d, w and their words, in any case. `month`, `quarter` and `year` are [calendar](Self::calendar)
+/// windows in UTC. Spaces around the parts are ignored. The algorithm is the default.
 ///
 /// ```
 /// use slidegate::Quota;
@@ -35,6 +38,7 @@ const UNITS: [(&[&str], u64); 6] = [
 /// assert_eq!("100/1m".parse(), Ok(Quota::per_minute(100)));
 /// assert_eq!("5 per 30s".parse::<Quota>().unwrap().window().as_secs(), 30);
 /// assert_eq!("1_000/SECOND".parse(), Ok(Quota::per_second(1000)));
+/// assert_eq!("7/month".parse(), Ok(Quota::calendar(7, slidegate::Calendar::month())));
 /// assert_eq!(
 ///     "100/fortnight".parse::<Quota>().unwrap_err().to_string(),
 ///     "invalid window `fortnight`: unknown unit `fortnight`; use ms, s, m, h, d or w, for example `30s`"
@@ -62,7 +66,10 @@ impl FromStr for Quota {
                 u64::MAX
             ))
         })?;
-        Self::new(limit, Self::parse_window(window)?)
+        match CALENDARS.into_iter().find(|name| name.eq_ignore_ascii_case(window.trim())) {
+            Some(name) => Ok(Self::calendar(limit, name.parse()?)),
+            None => Self::new(limit, Self::parse_window(window)?),
+        }
     }
 }
 
@@ -218,6 +225,9 @@ mod tests {
             let quota: Quota = text.parse().unwrap();
             assert_eq!((quota.limit(), quota.window()), (limit, Duration::from_secs(secs)), "{text}");
         }
+        for (text, calendar) in [("7/month", "month"), ("7 per YEAR", "year"), ("7/ quarter ", "quarter")] {
+            assert_eq!(text.parse(), Ok(Quota::calendar(7, calendar.parse().unwrap())), "{text}");
+        }
         assert_eq!("7/100ms".parse::<Quota>().unwrap().window(), Duration::from_millis(100));
     }
 
@@ -261,6 +271,7 @@ mod tests {
         assert_eq!(error("5/367d"), out_of_range("367d"));
         assert_eq!(error("5 per 400 days "), out_of_range("400 days"));
         assert_eq!(error("5/0s"), out_of_range("0s"));
+        assert!(error("5/2 months").contains("unknown unit `months`"));
     }
 
     /// A text from outside must not fill a log or a reply, nor end it early.

@@ -32,6 +32,13 @@ pub(super) async fn put_in_force(
     what: (What, &str),
 ) -> Result<Response, Problem> {
     let version = document.policies.get(name);
+    let before = admin.app.policies().by_name(name).map(|policy| rate(policy.quota()));
+    let mut done = in_words(None, Some(terms));
+    if let (Some(before), Ok(after)) = (before, terms.quota.quota())
+        && before != rate(&after)
+    {
+        done = format!("{before} -> {done}");
+    }
     let id = admin
         .control
         .change(|document, now| {
@@ -41,7 +48,7 @@ pub(super) async fn put_in_force(
             Ok(id)
         })
         .await?;
-    Ok(admin.changed(by, what.1, name, id, &in_words(None, Some(terms))))
+    Ok(admin.changed(by, what.1, name, id, &done))
 }
 
 /// Describes a policy's terms after a change.
@@ -51,10 +58,10 @@ pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String 
         return if was_added { "taken away" } else { "as the configuration says" }.to_owned();
     };
     let of = |counting: &Counting| match counting.quota() {
-        Ok(quota) if quota.algorithm() == Algorithm::InFlight => quota_text(&quota),
+        Ok(quota) if quota.algorithm() == Algorithm::InFlight => rate(&quota),
         Ok(quota) => {
             let burst = counting.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
-            format!("{quota} {}{burst}", quota.algorithm())
+            format!("{} ({}){burst}", rate(&quota), quota.algorithm())
         }
         Err(why) => why,
     };
@@ -66,6 +73,14 @@ pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String 
         format!(", added at run time with scope {scope}")
     });
     format!("{}{mode}{candidate}{}", of(&terms.quota), added.unwrap_or_default())
+}
+
+/// `50 per month in Europe/Berlin`, or `20 in flight (lease 30s)`.
+fn rate(quota: &Quota) -> String {
+    match quota.algorithm() {
+        Algorithm::InFlight => quota_text(quota),
+        _ => format!("{} per {}", quota.limit(), quota.window_text()),
+    }
 }
 
 impl Admin {

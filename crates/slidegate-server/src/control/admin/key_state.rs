@@ -73,6 +73,12 @@ pub(super) struct ShownUsage {
     pub(super) window_ms: u64,
     /// The calendar that the window follows, such as `month in Europe/Berlin`.
     pub(super) calendar: Option<String>,
+    /// When the fixed window of its usage began; null under other algorithms.
+    pub(super) window_starts: Option<String>,
+    /// When that window ends, and the key is unused again.
+    pub(super) window_ends: Option<String>,
+    /// The unit of cost, if known, such as `requests` or `usd`.
+    pub(super) unit: Option<String>,
     pub(super) algorithm: &'static str,
     #[schemars(with = "f64", range(min = 0))]
     pub(super) used: Amount,
@@ -134,8 +140,11 @@ pub(super) struct ShownHold {
 }
 
 impl ShownUsage {
-    pub(super) fn of(found: &KeyUse) -> Self {
+    pub(super) fn of(found: &KeyUse, unit: Option<&str>) -> Self {
         let decision = &found.decision;
+        // A key that is full may still count in a window of before.
+        let window = found.quota.window_at(found.charges.first().map_or(decision.at(), |charge| charge.at));
+        let border = |at: usize| window.map(|borders| borders[at].to_rfc3339());
         let Amounts { limit, used, held, remaining, .. } = decision.amounts();
         let charges = joined(&found.charges).into_iter().map(|run| ShownCharge {
             at_ms_ago: millis_ceil(decision.at() - run.at),
@@ -156,6 +165,9 @@ impl ShownUsage {
             limit,
             window_ms: millis_ceil(found.quota.window()),
             calendar: found.quota.calendar_window().map(|calendar| calendar.to_string()),
+            window_starts: border(0),
+            window_ends: border(1),
+            unit: unit.map(str::to_owned),
             algorithm: found.quota.algorithm().name(),
             used,
             held,

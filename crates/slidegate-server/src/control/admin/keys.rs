@@ -10,10 +10,9 @@ use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
-use slidegate::{
-    Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, clock::parse_window, verb::Verb,
-};
+use serde_json::{Number, json};
+use slidegate::clock::{Timestamp, parse_window};
+use slidegate::{Algorithm, Amount, Counts, DecisionSource, Policy, PolicySet, Quota, Request, verb::Verb};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::UNLIMITED;
 use slidegate_http::headers::millis_ceil;
@@ -42,9 +41,9 @@ const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyAction {
-    /// Of `refund` and `penalize`.
-    #[schemars(range(min = 1, max = MAX_COST), extend("default" = 1))]
-    cost: Option<u64>,
+    /// Of `refund` and `penalize`: more than 0; with at most six decimals if the policy weighs costs.
+    #[schemars(with = "Option<f64>", range(max = MAX_COST), extend("default" = 1, "exclusiveMinimum" = 0))]
+    cost: Option<Number>,
     /// How long a block or an override lasts, 1 ms to 366 days, for example `10m`.
     r#for: Option<String>,
     /// Of `override`: a quota such as `1000/1m`, a limit, or `unlimited`.
@@ -198,7 +197,7 @@ impl Admin {
         let filter = Filter { policy, key, is_exact: true, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         Ok(KeyState {
-            usage: ShownUsage::of(&found),
+            usage: ShownUsage::of(&found, target.policy().unit_name()),
             // Of the policies after the change, if there was one.
             unlimited: self.app.policies().exempting(&request).next().is_some(),
             denials: denials.iter().map(|event| json!(**event)).collect(),
@@ -234,7 +233,7 @@ pub(super) async fn act(
         "refund" | "penalize" => {
             given.expect(&action, &["cost"])?;
             let verb = if action == "refund" { Verb::Refund } else { Verb::Penalize };
-            admin.charge(&target, verb, given.cost()?).await?
+            admin.charge(&target, verb, given.cost(target.policy())?).await?
         }
         "block" => {
             given.expect(&action, &["for"])?;
@@ -281,14 +280,24 @@ impl KeyAction {
         }
     }
 
-    fn cost(&self) -> Result<u64, Problem> {
-        match self.cost.unwrap_or(1) {
-            cost @ 1..=MAX_COST => Ok(cost),
-            cost => Err(Problem::field(
-                "cost",
-                format!("invalid cost `{cost}`: must be a whole number from 1 to {MAX_COST}"),
-            )),
-        }
+    fn cost(&self, policy: &Policy) -> Result<Amount, Problem> {
+        let Some(cost) = &self.cost else { return Ok(1.into()) };
+        let is_weighted = matches!(policy.options().counts, Counts::Weighted(_));
+        // Unlike that of JSON, the text of a float has no exponent.
+        let text =
+            cost.as_u64().map_or_else(|| cost.as_f64().unwrap_or(0.0).to_string(), |whole| whole.to_string());
+        let is_valid = |cost: &Amount| {
+            let is_counted = is_weighted || *cost == cost.floor().into();
+            is_counted && (1..=MAX_COST).contains(&cost.ceil())
+        };
+        text.parse().ok().filter(is_valid).ok_or_else(|| {
+            let expected = if is_weighted {
+                format!("more than 0, at most {MAX_COST}, with at most 6 decimals, for example `0.25`")
+            } else {
+                format!("a whole number from 1 to {MAX_COST}")
+            };
+            Problem::field("cost", format!("invalid cost `{text}`: must be {expected}"))
+        })
     }
 
     fn until_ms(&self) -> Result<u64, Problem> {
@@ -328,6 +337,15 @@ impl KeyAction {
             Err(_) => text.parse(),
         }
         .map_err(|error| wrong(error.to_string()))?;
+        let unit = |quota: &Quota| quota.calendar_window().map(|calendar| calendar.unit());
+        if unit(&quota).is_some() && unit(&quota) != unit(policy.quota()) {
+            let detail = format!(
+                "invalid quota `{}`: policy `{}` has no such calendar window; give a limit, for example `40`",
+                text.escape_debug(),
+                policy.name()
+            );
+            return Err(wrong(detail));
+        }
         if quota.limit() > MAX_COST {
             return Err(wrong(format!("invalid limit {}: must be at most {MAX_COST}", quota.limit())));
         }
@@ -344,7 +362,7 @@ impl Admin {
         Ok(if existed { "its usage is forgotten" } else { "it had used nothing" }.to_owned())
     }
 
-    async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
+    async fn charge(&self, target: &KeyTarget, verb: Verb, cost: Amount) -> Result<String, Problem> {
         let request = target.request(self).with_cost(cost);
         if target.is_unlimited(&request) {
             return Err(Problem::new(StatusCode::CONFLICT, "the key is unlimited, so nothing counts for it"));
@@ -356,11 +374,12 @@ impl Admin {
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
         }
+        let unit = target.policy().said_unit().map_or_else(String::new, |unit| format!(" {unit}"));
         match moved {
             Some((moved, DecisionSource::Store)) if verb == Verb::Refund => {
-                Ok(format!("{moved} was refunded"))
+                Ok(format!("{moved}{unit} was refunded"))
             }
-            Some((moved, DecisionSource::Store)) => Ok(format!("{moved} was charged")),
+            Some((moved, DecisionSource::Store)) => Ok(format!("{moved}{unit} was charged")),
             _ => {
                 let cause =
                     decisions.store_failure().map_or_else(String::new, |failure| format!("{failure}; "));
@@ -407,7 +426,7 @@ impl Admin {
             self.control.active.check(document)
         };
         self.control.change(edit).await?;
-        let until = at_text(until_ms);
+        let until = Timestamp::from_micros(until_ms.saturating_mul(1000)).to_rfc3339();
         Ok(match terms {
             KeyTerms::Blocked => format!("it is blocked until {until}"),
             KeyTerms::Quota(quota) => format!("it has {} until {until}", quota_text(&quota)),

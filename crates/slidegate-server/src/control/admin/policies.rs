@@ -207,8 +207,15 @@ fn candidate_spec(candidate: Value) -> Result<QuotaSpec, Problem> {
 
 /// A policy's quota with these changes.
 fn changed_quota(mut spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> {
-    if let (Some(Window::Calendar(calendar)), Some(now)) = (&mut spec.window, current.calendar_window()) {
-        *calendar = with_borders_of(*calendar, now);
+    if let Some(now) = current.calendar_window() {
+        if let Some(Window::Calendar(calendar)) = &mut spec.window {
+            *calendar = with_borders_of(*calendar, now);
+        }
+        if let Some(Parsed(quota)) = &mut spec.quota
+            && let Some(calendar) = quota.calendar_window()
+        {
+            *quota = Quota::calendar(quota.limit(), with_borders_of(calendar, now));
+        }
     }
     let quota = spec.over(&QuotaSpec::of(current)).quota().map_err(|mut mistakes| {
         let (field, detail) = mistakes.swap_remove(0);

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, text};
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::store::NodeState;
-use slidegate::{Policy, PolicySet, Quota, clock::Timestamp, verb::Verb};
+use slidegate::{Amount, Policy, PolicySet, Quota, clock::Timestamp, verb::Verb};
 use slidegate_config::names;
 
 use super::envoy_metrics::EnvoyMetrics;
@@ -235,6 +235,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let (shown, others) = registry.in_force().split_at(registry.in_force().len().min(MAX_POLICIES));
     decisions(page, shown, others)?;
     reservations(page, shown, others)?;
+    costs(page, shown, others)?;
     counts(page, shown, others)?;
     quotas(page, policies)
 }
@@ -301,6 +302,31 @@ fn reservations(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyC
     page.family(descriptor, settled, |encoder, reading| reading.encode(encoder))
 }
 
+/// Charged, denied and refunded cost: whole units, with decimals where costs are weighted.
+fn costs(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCounterList) -> fmt::Result {
+    let add = |sum: [Amount; 3], one: [Amount; 3]| std::array::from_fn(|at| sum[at] + one[at]);
+    let rest = others.iter().map(|counters| counters.costs()).reduce(add);
+    let costs = shown.iter().map(|counters| (counters.name.as_str(), counters.costs()));
+    let costs: Vec<_> = costs.chain(rest.map(|rest| (OTHERS, rest))).collect();
+    let help = "Charged cost, penalties included; of reservations what they were settled to, or charged at their end";
+    let names = [
+        ("cost_admitted", help),
+        ("cost_refused", "Cost of denied checks"),
+        ("cost_refunded", "Refunded cost"),
+    ];
+    for (at, (name, help)) in names.into_iter().enumerate() {
+        let samples = costs.iter().map(|(policy, costs)| ([("policy", *policy)], costs[at]));
+        page.family((name, help, None, MetricType::Counter), samples, |mut encoder, cost| {
+            if cost == cost.floor().into() {
+                return encoder.encode_counter::<NoLabelSet, _, u64>(&cost.floor(), None);
+            }
+            let decimal: f64 = cost.to_string().parse().unwrap_or_default();
+            encoder.encode_counter::<NoLabelSet, _, u64>(&decimal, None)
+        })?;
+    }
+    Ok(())
+}
+
 fn counts(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCounterList) -> fmt::Result {
     let shown_counts: Vec<(&str, Counts)> =
         shown.iter().map(|counters| (counters.name.as_str(), counters.counts())).collect();
@@ -310,10 +336,6 @@ fn counts(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCounter
         let samples = shown_counts.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
         page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
     };
-    let help = "Charged cost, penalties included; of reservations what they were settled to, or charged at their end";
-    each("cost_admitted", help, |counts| counts.cost_allowed)?;
-    each("cost_refused", "Cost of denied checks", |counts| counts.cost_denied)?;
-    each("cost_refunded", "Refunded cost", |counts| counts.cost_refunded)?;
     each("blocked", "Checks denied because their key is blocked", |counts| counts.blocked)?;
     let near = "Charged checks that left their key at 80 % of its limit or more";
     each("near_limit", near, |counts| counts.near_limit)?;

@@ -46,7 +46,7 @@ fn the_history_has_decisions_by_policy_verdict_and_source_and_what_was_changed()
     slidegate_testkit::until_true("the rejected file has a marker", || markers().len() >= 3);
     let found: Vec<_> = markers().iter().map(|one| (one["what"].clone(), one["text"].clone())).collect();
     assert_eq!(found[0], (json!("started"), json!(concat!("slidegate ", env!("CARGO_PKG_VERSION")))));
-    assert_eq!(found[1], (json!("changed"), json!("per-user: 20/1h sliding-log, by loopback")));
+    assert_eq!(found[1], (json!("changed"), json!("per-user: 20 per 1h (sliding-log), by loopback")));
     assert_eq!(found[2].0, "rejected");
     assert!(found[2].1.as_str().unwrap().contains("invalid limit"), "{found:?}");
     assert_eq!(
