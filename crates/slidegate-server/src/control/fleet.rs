@@ -417,10 +417,10 @@ impl FleetView {
 }
 
 impl Recent {
-    /// Allowed and denied checks per second.
+    /// Allowed and denied checks per second. A part of a second counts as a whole one.
     #[allow(clippy::cast_precision_loss)] // Shown with one decimal place.
     pub(crate) fn rates(&self) -> [f64; 2] {
-        let of = |count: u64| (count as f64 * 10_000.0 / self.interval_ms.max(1) as f64).round() / 10.0;
+        let of = |count: u64| (count as f64 * 10_000.0 / self.interval_ms.max(1000) as f64).round() / 10.0;
         if self.interval_ms == 0 { [0.0; 2] } else { [of(self.allowed), of(self.denied)] }
     }
 }

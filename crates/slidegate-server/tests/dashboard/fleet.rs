@@ -134,3 +134,27 @@ fn the_page_of_an_instance_without_traffic_shows_the_fleet_and_marks_what_it_mis
     browser.until_text("#rates-unknown", "the decisions of other instances are unknown");
     browser.until_text("#rates-rows", "\u{2013}");
 }
+
+/// Limits that instances understand differently are seen on whichever page an operator opens.
+#[test]
+fn instances_with_different_configs_raise_an_alarm_until_they_agree() {
+    let (folder, redis) = (TempDir::new("dashboard-differ"), RedisServer::start());
+    let config = |quota: &str| {
+        let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url_as_user());
+        format!("policies: [{{name: per-user, scope: [user], quota: {quota}}}]\n{store}")
+    };
+    let files = ["one.yaml", "two.yaml"].map(|name| folder.file(name, config("100/1h")));
+    let [one, two] = files.each_ref().map(|file| Server::start(&["--config", file]));
+    let browser = Browser::start("differ");
+    watch(&browser, &one);
+    browser.until_text("#status-facts", "2 instances: ");
+    assert_eq!(browser.value("document.getElementById('alarms').hidden"), true);
+    folder.file("two.yaml", config("200/1h"));
+    two.signal("HUP");
+    browser.until_text("#alarm-SlidegateInstancesDiffer", ": 2 configs (");
+    browser.until("document.title === 'Instances differ · slidegate'");
+    folder.file("two.yaml", config("100/1h"));
+    two.signal("HUP");
+    browser.until("document.getElementById('alarms').hidden");
+    browser.expect_silence();
+}
