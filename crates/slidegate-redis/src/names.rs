@@ -4,7 +4,7 @@
 //! hash. So no id, whatever its bytes, collides with another key or chooses its cluster slot.
 
 use std::hash::Hasher;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use redis_once::slot;
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -78,6 +78,23 @@ impl Names {
         let name = name.strip_prefix(PREFIX.as_bytes()).unwrap_or(name);
         let tagged = name.strip_prefix(b"{").and_then(|tagged| tagged.get(HASH_CHARS..)?.strip_prefix(b"}:"));
         tagged.unwrap_or(name)
+    }
+
+    /// The text of the key of a policy with this name. `None` if the name has a hash instead.
+    pub(crate) fn text(policy: &str, name: &[u8]) -> Option<String> {
+        let id = Self::untagged(name).strip_prefix(policy.as_bytes())?.strip_prefix(b":")?;
+        let id = std::str::from_utf8(id.strip_prefix(&[MILLIONTHS]).unwrap_or(id)).ok()?;
+        if id.starts_with('#') {
+            return None;
+        }
+        let values = id.split(',').map(|value| match value.strip_prefix('@') {
+            Some(ip) => match u128::from_str_radix(ip, 16).ok().filter(|_| ip.len() == 32) {
+                Some(bits) => Ipv6Addr::from_bits(bits).to_string(),
+                None => ip.to_owned(),
+            },
+            None => value.to_owned(),
+        });
+        Some(values.collect::<Vec<_>>().join(","))
     }
 
     /// The name of the usage of a key while it has holds, in the slot of the key.
@@ -311,6 +328,15 @@ mod tests {
         assert_eq!(name::<&str>(&names(true), &[]), b"sg1:p:*");
         let ip: IpAddr = "2001:db8:1:2345::1".parse().unwrap();
         assert_eq!(name(&names(false), &[ip]), b"sg1:p:@20010db8000123000000000000000000");
+        // Such names are read back, and others are not guessed.
+        let read = |name: &[u8]| Names::text("p", name);
+        assert_eq!(read(&name(&names(false), &[ip])).unwrap(), "2001:db8:1:2300::");
+        let v4: IpAddr = "192.0.2.7".parse().unwrap();
+        assert_eq!(read(&name(&names(false), &[v4])).unwrap(), "192.0.2.7");
+        assert_eq!(read(&name(&names(false), &["a", "b=c"])).unwrap(), "a,b=c");
+        assert_eq!(read(b"sg1:{0123456789abcdefghijkl}:p:%alice").unwrap(), "alice");
+        assert_eq!(read(&name(&names(true), &["alice"])), None);
+        assert_eq!(read(b"sg1:q:alice"), None);
     }
 
     /// Instances that hash differently would not share limits.

@@ -6,12 +6,12 @@ use std::time::Duration;
 use redis_once::{BreakerState, Failure, ReplyBound};
 use slidegate::Error;
 use slidegate::store::{
-    BoxFuture, ControlDocument, ControlDocumentId, InstanceRecord, NodeState, ServiceStore, StoreFailure,
-    StoreStats,
+    BoxFuture, ControlDocument, ControlDocumentId, InstanceRecord, NodeState, PolicyKeys, ResetCursor,
+    ServiceStore, StoreFailure, StoreStats,
 };
 
 use crate::admin::servers::ServerInfo;
-use crate::admin::{claim, control_document, instances, self_test, servers};
+use crate::admin::{claim, control_document, instances, scan, self_test, servers};
 use crate::calls::{Counts, EXPIRY_US};
 use crate::store::{RedisStore, store_failure};
 
@@ -128,6 +128,22 @@ impl ServiceStore for RedisStore {
 
     fn instance_records(&self) -> BoxFuture<'_, Result<Vec<InstanceRecord>, Error>> {
         Box::pin(async { instances::records(&self.calls).await.map_err(error) })
+    }
+
+    fn list_policy_step<'a>(
+        &'a self,
+        policy: &'a str,
+        from: Option<&'a ResetCursor>,
+        keys: u64,
+    ) -> BoxFuture<'a, Result<PolicyKeys, Error>> {
+        Box::pin(async move {
+            if from.is_some_and(|from| from.position().is_some()) {
+                let detail =
+                    "the cursor is that of a store in memory, and this one is shared; give none to begin";
+                return Err(Error::policy(detail));
+            }
+            scan::list(&self.calls, policy, from, keys).await.map_err(error)
+        })
     }
 
     fn claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>> {

@@ -7,6 +7,7 @@ use slidegate::verb::Verb;
 pub(crate) mod control_state;
 pub(crate) mod escalations;
 pub(crate) mod events;
+pub(crate) mod fullest;
 pub(crate) mod histogram;
 pub(crate) mod history;
 pub(crate) mod notifications;
@@ -24,6 +25,7 @@ pub(crate) mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
 pub(crate) use events::{EVENTS_KEPT, Event, Expired, Filter};
+pub(crate) use fullest::{FullKey, fullest_first};
 pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;

@@ -8,9 +8,9 @@ use arc_swap::ArcSwap;
 use crate::charge::{Charge, Plan};
 use crate::error::Error;
 use crate::policy::PolicySet;
-use crate::policy_reset::{PolicyReset, ResetCursor};
+use crate::policy_reset::{PolicyKeys, PolicyReset, ResetCursor};
 use crate::request::Request;
-use crate::store::memory::MemoryStore;
+use crate::store::memory::{MemoryStore, snapshot::InMemory};
 use crate::store::{LocalStore, Store, StoreDecisions, StoredPolicy, at_once};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
@@ -233,6 +233,31 @@ impl<S: Store> Gate<S> {
         };
         blocks.apply(charges, &mut decided.decisions);
         decided
+    }
+}
+
+impl<S: Store + InMemory> Gate<S> {
+    /// One step of listing the keys of a policy that are in this process's memory, expired ones included: those in
+    /// whole shards of about 1024 keys, until about `keys` were examined. Start without a cursor, then pass
+    /// the one from the step before. Changes nothing, and locks one shard at a time.
+    ///
+    /// Named are keys of one attribute, if they are addresses or have at most 15 bytes: of the others, the
+    /// store has a hash.
+    ///
+    /// # Errors
+    /// If the cursor belongs to another store.
+    pub fn list_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyKeys, Error> {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
+        let (memory, mut list) = (self.store.in_memory(), PolicyKeys::default());
+        let step = PolicyReset::step(from, memory.stats().keys as u64, |shard| {
+            memory.list_keys(&numbers, shard, keys, &mut list)
+        })?;
+        Ok(PolicyKeys { scanned: step.scanned, next: step.next, ..list })
     }
 }
 

@@ -223,6 +223,27 @@ impl KeyId {
         word(0).zip(word(8)).map_or(Self([0, Self::tag(Self::NOBODY)]), |(low, high)| Self([low, high]))
     }
 
+    /// The text of its key, as far as the key is stored as it is: a short value or an address.
+    pub(crate) fn text(self) -> Option<String> {
+        let mut bytes = self.bytes();
+        match std::mem::take(&mut bytes[Self::INLINE]) {
+            len @ 1..=16 => {
+                let request = Request::new().with("k", &bytes[..usize::from(len) - 1]);
+                let space = KeySpace {
+                    policy: String::new(),
+                    scope: vec!["k".to_owned()],
+                    folds: Box::default(),
+                    ipv6_prefix: Ipv6Prefix::default(),
+                    in_millionths: false,
+                };
+                Some(Key { space: &space, request: &request }.to_string())
+            }
+            Self::V4 => Some(Ipv4Addr::new(bytes[3], bytes[2], bytes[1], bytes[0]).to_string()),
+            Self::V6 => Some(Ipv6Addr::from(bytes).to_string()),
+            _ => None,
+        }
+    }
+
     #[inline]
     fn of_v4(ip: Ipv4Addr) -> Self {
         Self([u64::from(ip.to_bits()), Self::tag(Self::V4)])

@@ -22,7 +22,22 @@ pub struct PolicyReset {
     pub next: Option<ResetCursor>,
 }
 
-/// Where the next step of a reset goes on. Its text, made by `Display` and read by `FromStr`, is
+/// Some keys of a policy in a store: one step of a list of all.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PolicyKeys {
+    /// The texts of keys that the store can name, with addresses as they are stored. A key may be in
+    /// several steps.
+    pub keys: Vec<String>,
+    /// Keys of the policy of which the store has only a hash.
+    pub unnamed: u64,
+    /// Keys of all policies that were examined since the list began. Of a shared store this is an
+    /// estimate.
+    pub scanned: u64,
+    /// Where the next step continues; `None` when the list is complete.
+    pub next: Option<ResetCursor>,
+}
+
+/// Where the next step of a reset or a list goes on. Its text, made by `Display` and read by `FromStr`, is
 /// opaque.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResetCursor {

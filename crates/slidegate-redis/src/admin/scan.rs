@@ -7,6 +7,7 @@ use redis::Value;
 use redis_once::{Executed, Failure, FailureKind, ReplyBound};
 use siphasher::sip::SipHasher24;
 use slidegate::internal::{Place, ResetCounts, instant};
+use slidegate::store::{PolicyKeys, PolicyReset, ResetCursor};
 
 use super::PATIENCE;
 use crate::calls::Calls;
@@ -28,6 +29,34 @@ pub(crate) async fn step(
     keys: u64,
     done: &mut ResetCounts,
 ) -> Result<Option<Place>, Failure> {
+    let (found, next) = find(calls, policy, from, keys, done).await?;
+    done.forgotten = done.forgotten.saturating_add(forget(calls, found).await?);
+    Ok(next)
+}
+
+/// The keys of a policy that one step of a scan finds.
+pub(crate) async fn list(
+    calls: &Calls,
+    policy: &str,
+    from: Option<&ResetCursor>,
+    keys: u64,
+) -> Result<PolicyKeys, Failure> {
+    let (place, mut done) = from.map_or((None, ResetCounts::default()), |from| (Some(from.place), from.done));
+    let (found, next) = find(calls, policy, place, keys, &mut done).await?;
+    let keys: Vec<_> = found.iter().filter_map(|name| Names::text(policy, name)).collect();
+    let unnamed = (found.len() - keys.len()) as u64;
+    let PolicyReset { scanned, next, .. } = PolicyReset::after(done, next);
+    Ok(PolicyKeys { keys, unnamed, scanned, next })
+}
+
+/// The names of the keys of a policy that one step of a scan finds, and the position of the next step.
+async fn find(
+    calls: &Calls,
+    policy: &str,
+    from: Option<Place>,
+    keys: u64,
+    done: &mut ResetCounts,
+) -> Result<(Vec<Vec<u8>>, Option<Place>), Failure> {
     let names = calls.client.master_names(instant() + PATIENCE).await?;
     let nodes = fingerprint(&names);
     let (at, cursor) = match from {
@@ -40,7 +69,9 @@ pub(crate) async fn step(
             (0, 0)
         }
     };
-    let Some(node) = usize::try_from(at).ok().and_then(|at| names.get(at)) else { return Ok(None) };
+    let Some(node) = usize::try_from(at).ok().and_then(|at| names.get(at)) else {
+        return Ok((Vec::new(), None));
+    };
     let keys = keys.clamp(1, MAX_SCANNED);
     let mut scan = redis::cmd("SCAN");
     scan.arg(cursor).arg("MATCH").arg(Names::pattern(policy)).arg("COUNT").arg(keys);
@@ -48,7 +79,7 @@ pub(crate) async fn step(
     let scanned = calls.client.on_each_master(command, ReplyBound::LISTING, instant() + PATIENCE).await;
     let Some((node, answer)) = scanned.into_iter().next() else {
         // Another node replaced it between two calls; the next step starts with that one.
-        return Ok(Some(Place::Node { nodes, at, cursor }));
+        return Ok((Vec::new(), Some(Place::Node { nodes, at, cursor })));
     };
     let answer = answer.inspect_err(|failure| calls.client.count(failure))?;
     let (cursor, found) = scan_answer(&node, &answer)?;
@@ -57,12 +88,12 @@ pub(crate) async fn step(
     if let Some(keys) = done.keys {
         done.scanned = done.scanned.min(keys);
     }
-    done.forgotten = done.forgotten.saturating_add(forget(calls, found).await?);
-    Ok(match cursor {
+    let next = match cursor {
         0 if at + 1 == names.len() as u64 => None,
         0 => Some(Place::Node { nodes, at: at + 1, cursor: 0 }),
         cursor => Some(Place::Node { nodes, at, cursor }),
-    })
+    };
+    Ok((found, next))
 }
 
 /// Deletes keys, grouped by slot, and invalidates cached denials in every instance. Returns how

@@ -9,22 +9,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ring::digest::{Context, SHA256};
-use slidegate::PolicySet;
+use slidegate::{
+    PolicySet,
+    clock::{Clock, Timestamp},
+};
+use slidegate_config::names::candidate_of;
 
 use crate::clock::{millis, now_ms};
 use crate::config::{Storage, describe};
 use crate::control::changes::Document;
 use crate::engine::App;
+use crate::engine::shadow::ShadowFigures;
 use crate::engine::store::Shared;
-use crate::record::{By, OtherCounts, Ranking};
+use crate::record::{By, FullKey, OtherCounts, Ranking, fullest_first};
 
 mod history;
 mod record;
 
 use history::FleetHistory;
 pub(crate) use history::bytes_at_most as history_bytes;
+use record::{FullestKey, Recent, TopPart};
 pub(crate) use record::{Instance, PolicyTotals, Record};
-use record::{Recent, TopPart};
 
 /// Maximum age of other instances' records when they are requested.
 const FRESH: Duration = Duration::from_secs(2);
@@ -54,6 +59,8 @@ struct FleetState {
     others: Arc<Vec<Instance>>,
     /// Time of the last read, since the start.
     read_at: Option<Duration>,
+    /// Time of the last read that did not fail, since the start.
+    heard_at: Option<Duration>,
     /// Why the last read failed.
     error: Option<String>,
     /// Records in the store that are not from instances.
@@ -62,8 +69,8 @@ struct FleetState {
     /// Since when instances differ, counted from the start, and whether it was logged.
     differ: Option<Difference>,
     published: Published,
-    /// The last published top keys, and when they may be recomputed.
-    top: [TopPart; 2],
+    /// The last published top and fullest keys, and when they may be recomputed.
+    top: ([TopPart; 2], Vec<FullestKey>),
     next_top: Duration,
     /// The digest of these policies and the file with this hash.
     digest: Option<(Arc<PolicySet>, String, String)>,
@@ -75,6 +82,9 @@ struct Published {
     at: Option<Duration>,
     checks: [u64; 2],
     recent: Recent,
+    /// Fallback decisions, and whether there were some in the last interval.
+    fallbacks: u64,
+    fell_back: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +99,8 @@ pub(crate) struct FleetView {
     pub(crate) instances: Vec<Instance>,
     /// Why the other instances are unknown.
     pub(crate) error: Option<String>,
+    /// When they were last known, or when this instance started; since the start of this instance.
+    pub(crate) heard_at: Duration,
     /// Records in the store that no instance wrote.
     pub(crate) unreadable: u64,
     /// How long versions or configurations have differed.
@@ -109,14 +121,16 @@ impl Fleet {
         {
             let checks = self.app.observer().checks();
             let mut state = self.state();
-            let Published { at, checks: before, .. } = state.published;
+            let Published { at, checks: before, fallbacks: fell_back_before, .. } = state.published;
+            let fallbacks = shared.fallbacks().fallbacks;
             let since = |index: usize| checks[index].saturating_sub(before[index]);
             let recent = at.map_or_else(Recent::default, |at| Recent {
                 allowed: since(0),
                 denied: since(1),
                 interval_ms: millis(now.saturating_sub(at)),
             });
-            state.published = Published { at: Some(now), checks, recent };
+            let fell_back = fallbacks > fell_back_before;
+            state.published = Published { at: Some(now), checks, recent, fallbacks, fell_back };
         }
         if now >= self.state().next_top {
             let top = tokio::task::block_in_place(|| self.top());
@@ -124,8 +138,8 @@ impl Fleet {
             let took = self.app.observer().uptime().saturating_sub(now);
             (state.top, state.next_top) = (top, now + took * TOP_PAUSE);
         }
-        let [used, denials] = self.state().top.clone();
-        let record = Record { used, denials, ..self.own(document) };
+        let ([used, denials], fullest) = self.state().top.clone();
+        let record = Record { used, denials, fullest, ..self.own(document) };
         shared.count_instances(Some(&record.fitted())).await;
         let is_due = self.state().read_at.is_none_or(|at| now.saturating_sub(at) >= LOOK_EVERY);
         if is_due {
@@ -155,9 +169,10 @@ impl Fleet {
             is_this: true,
             record: self.own(document),
         };
-        let (others, error, unreadable) = {
+        let (others, error, heard_at, unreadable) = {
             let state = self.state();
-            (Arc::clone(&state.others), state.error.clone(), state.unreadable)
+            let heard_at = state.heard_at.unwrap_or_default();
+            (Arc::clone(&state.others), state.error.clone(), heard_at, state.unreadable)
         };
         let mut instances: Vec<_> = std::iter::once(own).chain(others.iter().cloned()).collect();
         instances.sort_by(|a, b| (&a.record.name, &a.id).cmp(&(&b.record.name, &b.id)));
@@ -181,7 +196,7 @@ impl Fleet {
                 }
             }
         }
-        Ok(FleetView { instances, error, unreadable, differs_for: self.differs_for() })
+        Ok(FleetView { instances, error, heard_at, unreadable, differs_for: self.differs_for() })
     }
 
     /// Reads the others' records, unless read within `fresh`.
@@ -211,14 +226,19 @@ impl Fleet {
                         None => unreadable += 1,
                     }
                 }
-                let differs = others.iter().any(|one| {
-                    one.record.version != env!("CARGO_PKG_VERSION") || one.record.config != digest
+                let zones = time_zones();
+                let differs = others.iter().any(|Instance { record, .. }| {
+                    let other_zones = record.time_zones.as_ref().filter(|_| zones.is_some());
+                    record.version != env!("CARGO_PKG_VERSION")
+                        || record.config != digest
+                        || other_zones.is_some_and(|other| zones.as_ref() != Some(other))
                 });
                 let differ =
                     differs.then(|| state.differ.unwrap_or(Difference { since: now, is_logged: false }));
                 let differ = differ.map(|differ| report(differ, now, &others));
                 state.differ = differ;
                 (state.others, state.unreadable, state.error) = (others.into(), unreadable, None);
+                state.heard_at = Some(now);
                 let observer = self.app.observer();
                 let at_ms = observer.wall_time(observer.started_at + now).as_micros() / 1000;
                 let policies = self.app.policies();
@@ -233,19 +253,29 @@ impl Fleet {
         self.state().history.counts(times_ms)
     }
 
-    fn top(&self) -> [TopPart; 2] {
+    fn top(&self) -> ([TopPart; 2], Vec<FullestKey>) {
         let observer = self.app.observer();
         let counts = |name: &String| observer.counts(name).unwrap_or_default();
         let mut busiest = observer.policies();
         busiest.sort_by_cached_key(|name| std::cmp::Reverse(counts(name).allowed + counts(name).denied));
-        [By::Used, By::Denied].map(|by| {
+        let now = observer.wall_time(observer.clock.now());
+        let mut fullest: Vec<(&String, FullKey)> = Vec::new();
+        for name in busiest.iter().filter(|name| candidate_of(name).is_none()) {
+            let keys = observer.fullest(name).into_iter().take(record::MAX_KEYS);
+            fullest.extend(keys.map(|one| (name, one)));
+        }
+        fullest.sort_by_key(|(_, one)| std::cmp::Reverse(one.strength(now)));
+        fullest.truncate(record::MAX_KEYS);
+        let fullest = fullest.into_iter().map(|(name, one)| FullestKey::new(name, &one)).collect();
+        let counted = [By::Used, By::Denied].map(|by| {
             let mut part = TopPart::default();
             for name in busiest.iter().take(record::MAX_POLICIES) {
                 part.add(name, observer.ranking(name, by));
             }
             part.cut(record::MAX_KEYS);
             part
-        })
+        });
+        (counted, fullest)
     }
 
     /// This instance's record, without top keys.
@@ -254,11 +284,13 @@ impl Fleet {
         let now = now_ms();
         let changes = document.count_in_force(now) as u64;
         let open = self.app.open_reservations();
+        let active = self.app.policies();
         let mut policies = Vec::new();
         for name in observer.policies() {
             let open = open.get(name.as_str()).copied().unwrap_or_default();
             let counts = observer.counts(&name).unwrap_or_default();
-            policies.push(PolicyTotals::new(name, counts, open));
+            let shadow = self.app.shadows().figures(&active, &name);
+            policies.push(PolicyTotals { shadow, ..PolicyTotals::new(name, counts, open) });
         }
         let [allowed, denied] = observer.checks();
         Record {
@@ -268,7 +300,8 @@ impl Fleet {
             config: self.digest(),
             changes,
             changes_digest: if changes == 0 { 0 } else { document.digest(now) },
-            degraded: self.app.is_degraded(),
+            degraded: self.app.is_degraded() || self.state().published.fell_back,
+            time_zones: time_zones(),
             allowed,
             denied,
             recent: self.state().published.recent,
@@ -276,6 +309,7 @@ impl Fleet {
             more_policies: 0,
             used: TopPart::default(),
             denials: TopPart::default(),
+            fullest: Vec::new(),
         }
     }
 
@@ -306,6 +340,11 @@ impl Fleet {
     }
 }
 
+/// The version of this instance's time zone data.
+fn time_zones() -> Option<String> {
+    slidegate::clock::time_zone_data().map(|(version, _)| version.to_owned())
+}
+
 /// Logs once if instances differ for longer than a rollout takes.
 fn report(differ: Difference, now: Duration, others: &[Instance]) -> Difference {
     let for_long = now.saturating_sub(differ.since) >= ROLLOUT;
@@ -313,7 +352,7 @@ fn report(differ: Difference, now: Duration, others: &[Instance]) -> Difference 
         let names: Vec<_> = others.iter().map(|one| one.record.name.as_str()).take(10).collect();
         tracing::warn!(
             others = names.join(", "),
-            "instances differ in version or configuration for longer than a rollout takes; see /v1/status"
+            "instances differ in version, configuration or time zone data for longer than a rollout takes; see /v1/status"
         );
     }
     Difference { is_logged: differ.is_logged || for_long, ..differ }
@@ -340,10 +379,34 @@ impl FleetView {
         Ranking::merged(&rankings.collect::<Vec<_>>())
     }
 
-    /// Distinct versions and config digests.
-    pub(crate) fn distinct(&self) -> [BTreeSet<&str>; 2] {
-        let of = |text: fn(&Record) -> &str| self.instances.iter().map(|one| text(&one.record)).collect();
-        [of(|record| &record.version), of(|record| &record.config)]
+    /// A policy's fullest keys over all shown instances, the fullest first. `own` are those of this instance.
+    pub(crate) fn fullest(&self, policy: &str, own: Vec<FullKey>, now: Timestamp) -> Vec<FullKey> {
+        let (this, others): (Vec<_>, Vec<_>) = self.instances.iter().partition(|one| one.is_this);
+        let others = others.iter().flat_map(|one| &one.record.fullest).filter_map(|one| one.of(policy));
+        fullest_first(own.into_iter().filter(|_| !this.is_empty()).chain(others), now)
+    }
+
+    /// The figures of a shadow policy, or of a candidate by its own name, and the number of instances that they
+    /// are of: those with this one's policies, as others compare other quotas.
+    pub(crate) fn shadow(&self, policy: &str) -> (usize, Option<ShadowFigures>) {
+        let own = self.instances.iter().find(|one| one.is_this).map(|one| &one.record.config);
+        let same = self.instances.iter().filter(|one| own.is_none_or(|own| *own == one.record.config));
+        same.fold((0, None), |(instances, sum), one| {
+            let figures = one.record.totals(policy).and_then(|totals| totals.shadow);
+            (instances + 1, sum.into_iter().chain(figures).reduce(ShadowFigures::plus))
+        })
+    }
+
+    /// Distinct versions, config digests and versions of the time zone data.
+    pub(crate) fn distinct(&self) -> [BTreeSet<&str>; 3] {
+        let of = |text: fn(&Record) -> Option<&str>| {
+            self.instances.iter().filter_map(|one| text(&one.record)).collect()
+        };
+        [
+            of(|record| Some(&record.version)),
+            of(|record| Some(&record.config)),
+            of(|record| record.time_zones.as_deref()),
+        ]
     }
 
     /// Allowed and denied checks per second, over all shown instances.
@@ -354,10 +417,10 @@ impl FleetView {
 }
 
 impl Recent {
-    /// Allowed and denied checks per second.
+    /// Allowed and denied checks per second. A part of a second counts as a whole one.
     #[allow(clippy::cast_precision_loss)] // Shown with one decimal place.
     pub(crate) fn rates(&self) -> [f64; 2] {
-        let of = |count: u64| (count as f64 * 10_000.0 / self.interval_ms.max(1) as f64).round() / 10.0;
+        let of = |count: u64| (count as f64 * 10_000.0 / self.interval_ms.max(1000) as f64).round() / 10.0;
         if self.interval_ms == 0 { [0.0; 2] } else { [of(self.allowed), of(self.denied)] }
     }
 }

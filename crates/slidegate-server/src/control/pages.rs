@@ -1,4 +1,4 @@
-//! Telemetry over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/live`.
+//! Telemetry over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/keys`, `/v1/live`.
 //!
 //! The mounting router applies access control.
 
@@ -26,6 +26,7 @@ use crate::wire::routes::Routes;
 mod envoy_metrics;
 mod exposition;
 pub(crate) mod history;
+pub(crate) mod key_list;
 mod key_usage;
 pub(crate) mod live;
 mod metrics;
@@ -42,6 +43,7 @@ pub(crate) fn routes(admin: Arc<Admin>) -> Routes {
         ("/metrics", get(metrics)),
         ("/v1/events", get(events)),
         ("/v1/top", get(top::top)),
+        ("/v1/keys", get(key_list::keys)),
         ("/v1/live", get(live)),
     ];
     Routes::over(admin, table)

@@ -7,8 +7,8 @@
 //! change locks one shard of the candidate's keys.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write as _};
 use std::hash::BuildHasher;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use schemars::JsonSchema;
-use serde::Serialize;
-use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, verb::Verb};
+use serde::{Deserialize, Serialize};
+use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, clock::Timestamp, verb::Verb};
 use slidegate_config::names::candidate_of;
 
 use crate::wire::key_text::KeyText;
@@ -36,23 +36,20 @@ pub(crate) struct Shadows {
     candidates: Counters<CandidateCounters>,
 }
 
-/// A snapshot of the counts.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ShadowSnapshot {
-    pub(crate) candidates: BTreeMap<String, CandidateComparison>,
-    pub(crate) shadows: BTreeMap<String, ShadowCounts>,
-}
-
-/// A candidate compared with its policy.
-#[derive(Debug, Clone)]
-pub(crate) struct CandidateComparison {
-    /// The compared quotas. The counts restart if one changes.
-    quotas: (Quota, Quota),
-    /// Checks decided by both.
+/// The figures of a shadow policy or a candidate on one instance, or summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ShadowFigures {
+    /// Checks decided, by both if a candidate is compared.
+    #[serde(rename = "n")]
     pub(crate) requests: u64,
-    pub(crate) changed: Differences,
-    /// By the key's text.
-    pub(crate) keys: HashMap<String, Differences>,
+    /// Or denied by the shadow policy.
+    #[serde(rename = "d")]
+    pub(crate) newly_denied: u64,
+    #[serde(rename = "a")]
+    pub(crate) newly_allowed: u64,
+    /// When the count began: the first check, in milliseconds since the epoch.
+    #[serde(rename = "t")]
+    pub(crate) since_ms: u64,
 }
 
 /// Requests that the candidate would decide differently.
@@ -60,13 +57,6 @@ pub(crate) struct CandidateComparison {
 pub(crate) struct Differences {
     pub(crate) newly_denied: u64,
     pub(crate) newly_allowed: u64,
-}
-
-/// The counts of a shadow policy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ShadowCounts {
-    pub(crate) requests: u64,
-    pub(crate) would_deny: u64,
 }
 
 /// A policy whose candidate must be charged, and the request's index.
@@ -91,7 +81,9 @@ impl Shadows {
         for one in decisions.iter().filter(|one| !one.policy().options().enforced && is_check(one)) {
             let name = one.policy().name();
             let Some(live) = candidate_of(name) else {
-                self.watch(name, one.decision().is_denied());
+                let watched = self.shadows.of(name, |_| true, || ShadowCounters::since(one.decision().at()));
+                watched.requests.fetch_add(1, Relaxed);
+                watched.newly_denied.fetch_add(u64::from(one.decision().is_denied()), Relaxed);
                 continue;
             };
             let is_live = |other: &PolicyDecision<'_>| {
@@ -103,8 +95,9 @@ impl Shadows {
                 > usize::from(live_one.decision().is_denied() && live_one.policy().options().enforced);
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
             let is_of = |known: &CandidateCounters| known.quotas == quotas;
-            let compared = self.candidates.of(live, is_of, || CandidateCounters::new(quotas));
-            compared.requests.fetch_add(1, Relaxed);
+            let new = || CandidateCounters::new(quotas, one.decision().at());
+            let compared = self.candidates.of(live, is_of, new);
+            compared.total.requests.fetch_add(1, Relaxed);
             if others_deny || one.decision().is_denied() == live_one.decision().is_denied() {
                 continue;
             }
@@ -122,25 +115,33 @@ impl Shadows {
         self.candidates.retain(|name| policies.by_name(name).is_some());
     }
 
-    /// A snapshot of the counts.
-    pub(crate) fn seen(&self) -> ShadowSnapshot {
-        ShadowSnapshot {
-            candidates: self.candidates.all(CandidateCounters::read),
-            shadows: self.shadows.all(ShadowCounters::read),
-        }
+    /// The figures of a shadow policy, or of a candidate by its own name. `None` before the first check.
+    pub(crate) fn figures(&self, policies: &PolicySet, name: &str) -> Option<ShadowFigures> {
+        let policy = policies.by_name(name).filter(|policy| !policy.options().enforced)?;
+        let Some(live) = candidate_of(name) else {
+            return self.shadows.0.load().get(name).map(|known| known.read());
+        };
+        // The counts restart if a quota changes.
+        let quotas = (*policies.by_name(live)?.quota(), *policy.quota());
+        let candidates = self.candidates.0.load();
+        candidates.get(live).filter(|known| known.quotas == quotas).map(|known| known.total.read())
     }
 
-    fn watch(&self, name: &str, would_deny: bool) {
-        let watched = self.shadows.of(name, |_| true, ShadowCounters::default);
-        watched.requests.fetch_add(1, Relaxed);
-        watched.would_deny.fetch_add(u64::from(would_deny), Relaxed);
+    /// The keys for which the candidate of a policy decides differently, by their text.
+    pub(crate) fn keys(&self, policy: &str) -> HashMap<String, Differences> {
+        self.candidates.0.load().get(policy).map(|known| known.keys()).unwrap_or_default()
     }
 }
 
-impl CandidateComparison {
-    /// Whether the counts are for these two quotas.
-    pub(crate) fn is_of(&self, live: &Quota, candidate: &Quota) -> bool {
-        self.quotas == (*live, *candidate)
+impl ShadowFigures {
+    /// The sum with another instance's.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(other.requests),
+            newly_denied: self.newly_denied.saturating_add(other.newly_denied),
+            newly_allowed: self.newly_allowed.saturating_add(other.newly_allowed),
+            since_ms: self.since_ms.min(other.since_ms),
+        }
     }
 }
 
@@ -183,30 +184,36 @@ impl<T> Counters<T> {
             kept.map(|(name, counters)| (name.clone(), Arc::clone(counters))).collect::<HashMap<_, _>>()
         });
     }
-
-    fn all<R>(&self, read: impl Fn(&T) -> R) -> BTreeMap<String, R> {
-        self.0.load().iter().map(|(name, counters)| (name.clone(), read(counters))).collect()
-    }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ShadowCounters {
+    since: Timestamp,
     requests: AtomicU64,
-    would_deny: AtomicU64,
+    newly_denied: AtomicU64,
+    newly_allowed: AtomicU64,
 }
 
 impl ShadowCounters {
-    fn read(&self) -> ShadowCounts {
-        ShadowCounts { requests: self.requests.load(Relaxed), would_deny: self.would_deny.load(Relaxed) }
+    fn since(since: Timestamp) -> Self {
+        let [requests, newly_denied, newly_allowed] = Default::default();
+        Self { since, requests, newly_denied, newly_allowed }
+    }
+
+    fn read(&self) -> ShadowFigures {
+        ShadowFigures {
+            requests: self.requests.load(Relaxed),
+            newly_denied: self.newly_denied.load(Relaxed),
+            newly_allowed: self.newly_allowed.load(Relaxed),
+            since_ms: self.since.as_micros() / 1000,
+        }
     }
 }
 
 #[derive(Debug)]
 struct CandidateCounters {
     quotas: (Quota, Quota),
-    requests: AtomicU64,
-    newly_denied: AtomicU64,
-    newly_allowed: AtomicU64,
+    total: ShadowCounters,
     keys: [Mutex<HashMap<Box<str>, Differences>>; KEY_SHARDS],
     /// Number of keys; may briefly be too high during insertions.
     key_count: AtomicUsize,
@@ -219,12 +226,10 @@ thread_local! {
 }
 
 impl CandidateCounters {
-    fn new(quotas: (Quota, Quota)) -> Self {
+    fn new(quotas: (Quota, Quota), since: Timestamp) -> Self {
         Self {
             quotas,
-            requests: AtomicU64::new(0),
-            newly_denied: AtomicU64::new(0),
-            newly_allowed: AtomicU64::new(0),
+            total: ShadowCounters::since(since),
             keys: std::array::from_fn(|_| Mutex::default()),
             key_count: AtomicUsize::new(0),
             hasher: RandomState::new(),
@@ -232,7 +237,8 @@ impl CandidateCounters {
     }
 
     fn add(&self, key: impl fmt::Display, is_newly_denied: bool) {
-        let total = if is_newly_denied { &self.newly_denied } else { &self.newly_allowed };
+        let ShadowCounters { newly_denied, newly_allowed, .. } = &self.total;
+        let total = if is_newly_denied { newly_denied } else { newly_allowed };
         total.fetch_add(1, Relaxed);
         KEY_TEXT.with_borrow_mut(|text| {
             text.clear();
@@ -258,20 +264,12 @@ impl CandidateCounters {
         }
     }
 
-    fn read(&self) -> CandidateComparison {
+    fn keys(&self) -> HashMap<String, Differences> {
         let keys = self.keys.iter().flat_map(|shard| {
             let keys = shard.lock().unwrap_or_else(PoisonError::into_inner);
             keys.iter().map(|(key, changed)| (key.to_string(), *changed)).collect::<Vec<_>>()
         });
-        CandidateComparison {
-            quotas: self.quotas,
-            requests: self.requests.load(Relaxed),
-            changed: Differences {
-                newly_denied: self.newly_denied.load(Relaxed),
-                newly_allowed: self.newly_allowed.load(Relaxed),
-            },
-            keys: keys.collect(),
-        }
+        keys.collect()
     }
 }
 
@@ -305,6 +303,13 @@ mod tests {
         Gate::new(PolicySet::new(policies).unwrap())
     }
 
+    /// Requests, newly denied and newly allowed.
+    fn figures(gate: &Gate, shadows: &Shadows, name: &str) -> Option<(u64, u64, u64)> {
+        let figures = shadows.figures(&gate.policies(), name)?;
+        assert!(figures.since_ms > 0);
+        Some((figures.requests, figures.newly_denied, figures.newly_allowed))
+    }
+
     fn check(gate: &Gate, shadows: &Shadows, user: &str) -> usize {
         let request = Request::new().with("user", user);
         shadows.record(Verb::Check, &gate.check(&request)).len()
@@ -323,12 +328,11 @@ mod tests {
                 });
             }
         });
-        let seen = shadows.seen();
-        assert_eq!(seen.shadows["s"], ShadowCounts { requests: 4000, would_deny: 3990 });
-        let compared = &seen.candidates["p"];
-        let all = Differences { newly_denied: 4000, newly_allowed: 0 };
-        assert_eq!((compared.requests, compared.changed, compared.keys.len()), (4000, all, 10));
-        assert!(compared.keys.values().all(|one| one.newly_denied == 400), "{:?}", compared.keys);
+        assert_eq!(figures(&gate, &shadows, "s"), Some((4000, 3990, 0)));
+        assert_eq!(figures(&gate, &shadows, "p.candidate"), Some((4000, 4000, 0)));
+        let keys = shadows.keys("p");
+        assert_eq!(keys.len(), 10);
+        assert!(keys.values().all(|one| one.newly_denied == 400), "{keys:?}");
     }
 
     /// Every check of a shadow policy runs this code: none may wait for a suspended thread.
@@ -341,12 +345,8 @@ mod tests {
         check(&gate, &shadows, "alice");
         check(&gate, &shadows, "bob");
         drop(locks);
-        let seen = shadows.seen();
-        assert_eq!(seen.shadows["s"], ShadowCounts { requests: 3, would_deny: 1 });
-        assert_eq!(
-            (seen.candidates["p"].requests, seen.candidates["p"].changed),
-            (3, Differences::default())
-        );
+        assert_eq!(figures(&gate, &shadows, "s"), Some((3, 1, 0)));
+        assert_eq!(figures(&gate, &shadows, "p.candidate"), Some((3, 0, 0)));
     }
 
     /// Clients choose keys: more or longer keys must not use more memory, and must still be
@@ -360,9 +360,10 @@ mod tests {
             check(&gate, &shadows, &user.to_string());
         }
         check(&gate, &shadows, "0");
-        let compared = &shadows.seen().candidates["p"];
-        assert_eq!((compared.keys.len(), compared.keys["0"].newly_denied), (MAX_KEYS, 2));
-        assert_eq!(compared.changed.newly_denied, 2 * MAX_KEYS as u64 + 2);
+        let keys = shadows.keys("p");
+        assert_eq!((keys.len(), keys["0"].newly_denied), (MAX_KEYS, 2));
+        let all = 2 * MAX_KEYS as u64 + 2;
+        assert_eq!(figures(&gate, &shadows, "p.candidate"), Some((all, all, 0)));
     }
 
     /// Counts must not mix two limits, and removed policies must not accumulate.
@@ -373,14 +374,12 @@ mod tests {
         let tight = gate(1, 7);
         assert_eq!(check(&tight, &shadows, "alice"), 0);
         assert_eq!(check(&tight, &shadows, "alice"), 1, "only the policy denies: the candidate is charged");
-        let seen = shadows.seen();
-        let compared = &seen.candidates["p"];
-        assert!(compared.is_of(&Quota::per_minute(1), &Quota::per_minute(7)));
-        assert_eq!((compared.requests, compared.changed.newly_allowed), (2, 1));
-        assert_eq!(seen.shadows["s"].requests, 3);
+        assert_eq!(figures(&gate(1, 5), &shadows, "p.candidate"), None);
+        assert_eq!(figures(&tight, &shadows, "p.candidate"), Some((2, 0, 1)));
+        assert_eq!(figures(&tight, &shadows, "s").unwrap().0, 3);
         let left = Policy::new("s", Quota::per_minute(1)).unwrap().with_enforced(false);
         shadows.follow(&PolicySet::new([left]).unwrap());
-        let seen = shadows.seen();
-        assert_eq!((seen.candidates.len(), seen.shadows["s"].requests), (0, 3));
+        assert_eq!(figures(&tight, &shadows, "p.candidate"), None);
+        assert_eq!(figures(&tight, &shadows, "s").unwrap().0, 3);
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use slidegate::internal::check_policy;
 use slidegate::reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket};
 use slidegate::store::{
-    InMemory, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot, SnapshotError,
-    SnapshotFile,
+    InMemory, KeyUse, MemoryStats, PolicyKeys, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
+    SnapshotError, SnapshotFile,
 };
 use slidegate::{
     Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, clock::Timestamp, verb::Verb,
@@ -201,6 +201,22 @@ impl Store {
         keys: u64,
     ) -> Result<PolicyReset, Error> {
         self.gate.reset_policy_step(policy, from, keys).await
+    }
+
+    /// One step of listing the keys of a policy.
+    ///
+    /// # Errors
+    /// The cursor belongs to another store, or a shared store did not reply in time.
+    pub(crate) async fn list_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyKeys, Error> {
+        match self.shared() {
+            Some(shared) => shared.store().list_policy_step(policy, from, keys).await,
+            None => self.gate.gate().list_policy_step(policy, from, keys),
+        }
     }
 
     /// The usage of the request's keys, charge by charge.

@@ -265,6 +265,7 @@ impl RecordedSteps {
         HistoryReport {
             instances: 1,
             complete_until_ms: None,
+            others_unknown: vec![false; steps.len()],
             step_ms: millis(STEP),
             at_ms: steps.iter().map(|step| step.at_ms).collect(),
             lasted_ms: steps.iter().map(|step| step.lasted_ms).collect(),
@@ -356,6 +357,9 @@ pub(crate) struct HistoryReport {
     instances: usize,
     /// Steps that end later lack what other instances have yet to report. `null`: none do.
     complete_until_ms: Option<u64>,
+    /// Whether the decisions of other instances in the step are unknown, because the store was away. They are
+    /// not in its counts.
+    others_unknown: Vec<bool>,
     step_ms: u64,
     /// The end of each step. The last step is unfinished.
     at_ms: Vec<u64>,
@@ -394,6 +398,8 @@ struct DecisionSeries {
 pub(crate) struct OtherCounts {
     pub(crate) instances: usize,
     pub(crate) complete_until_ms: Option<u64>,
+    /// Whether the counts of the step are unknown.
+    pub(crate) unknown: Vec<bool>,
     /// Allowed and denied requests.
     pub(crate) requests: [Vec<u64>; 2],
     /// Checks by policy and [`Outcome`].
@@ -418,6 +424,7 @@ impl HistoryReport {
     pub(crate) fn add_others(&mut self, others: OtherCounts) {
         self.instances += others.instances;
         self.complete_until_ms = others.complete_until_ms;
+        self.others_unknown = others.unknown;
         for (own, others) in [&mut self.allowed, &mut self.denied].into_iter().zip(others.requests) {
             own.iter_mut().zip(others).for_each(|(own, others)| *own = own.saturating_add(others));
         }

@@ -26,6 +26,7 @@ use super::VERBS;
 use super::control_state::{ChangesSeen, ConfigState};
 use super::escalations::Escalations;
 use super::events::{self, Message};
+use super::fullest;
 use super::histogram::Histogram;
 use super::history::{History, MarkerKind};
 use super::notifications::Notifications;
@@ -99,6 +100,8 @@ pub(crate) struct RequestCounters {
     pub(crate) charges: Sampler,
     /// Samples denials for the top keys and events.
     pub(crate) denials: Sampler,
+    /// Samples decisions below half of a limit for the fullest keys.
+    fullest: Sampler,
 }
 
 impl Observer {
@@ -293,6 +296,7 @@ impl Observer {
                 self.events.forget(&policy.name);
             }
         }
+        after.gone().iter().for_each(|policy| policy.forget_fullest());
         self.registry.store(Arc::new(after));
         let has_thresholds = policies.iter().any(|policy| !policy.options().notify.is_empty());
         self.has_thresholds.store(has_thresholds, Relaxed);
@@ -512,6 +516,9 @@ impl CallRecorder<'_> {
                 count(one.decision().amounts().cost),
             );
         }
+        if top && verb != Verb::Peek && one.position() < fullest::POLICIES {
+            self.record_fullness(policy, one);
+        }
         if !one.policy().options().notify.is_empty() && one.crossed().next().is_some() {
             self.observer.notifications.record(one, self.protocol);
         }
@@ -523,6 +530,15 @@ impl CallRecorder<'_> {
                 self.record_charge(policy, one, cost);
             }
             _ => {}
+        }
+    }
+
+    #[inline]
+    fn record_fullness(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>) {
+        let (decision, keys) = (one.decision(), policy.fullest_of(self.thread));
+        let share = fullest::share(decision);
+        if keys.admits(share, decision.at(), || self.counters.fullest.weigh(decision.at()) > 0) {
+            keys.add(&one.key(), share, decision, &self.observer.redactor);
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use slidegate::{Amount, Decision, DecisionSource, Policy, PolicySet, reserve::HoldStatus, verb::Verb};
 use slidegate_config::policy::KeysShown;
 
+use super::fullest::{FullKey, FullestKeys};
 use super::per_thread::{PerThread, copies_wanted};
 use super::settled_shares::SettledShares;
 
@@ -165,6 +166,7 @@ struct Cells {
     notifications: AtomicU64,
     /// Checks skipped because a scope attribute is missing.
     missing_attribute: AtomicU64,
+    fullest: FullestKeys,
 }
 
 /// A snapshot of a policy's counters since the start. Costs are in whole units.
@@ -234,6 +236,21 @@ impl PolicyCounters {
 
     pub(crate) fn record_notification(&self, thread: usize) {
         self.cells.of(thread).notifications.fetch_add(1, Relaxed);
+    }
+
+    /// The fullest keys as this thread decided on them.
+    #[inline]
+    pub(super) fn fullest_of(&self, thread: usize) -> &FullestKeys {
+        &self.cells.of(thread).fullest
+    }
+
+    /// The fullest keys of all threads, unordered.
+    pub(super) fn fullest(&self) -> impl Iterator<Item = FullKey> {
+        self.cells.iter().flat_map(|cells| cells.fullest.keys())
+    }
+
+    pub(super) fn forget_fullest(&self) {
+        self.cells.iter().for_each(|cells| cells.fullest.clear());
     }
 
     pub(crate) fn record_missing_attribute(&self, thread: usize) {
@@ -354,6 +371,11 @@ impl PolicyRegistry {
     /// All counters, inactive policies included.
     pub(crate) fn all(&self) -> &[Arc<PolicyCounters>] {
         &self.all
+    }
+
+    /// Counters of inactive policies.
+    pub(super) fn gone(&self) -> &[Arc<PolicyCounters>] {
+        &self.all[self.in_force..]
     }
 
     /// Counters of the active policies, in order.

@@ -1,5 +1,8 @@
 //! Redacted keys of the observer's policies.
 
+use slidegate::clock::Clock;
+
+use super::fullest::{FullKey, fullest_first};
 use super::observer::Observer;
 use super::redaction::Redactor;
 use super::top::{By, Ranking};
@@ -29,20 +32,29 @@ impl Observer {
         ranking
     }
 
-    /// A policy's unredacted keys that are shown as this text, from the top keys of both periods and the
-    /// recorded denials. `None` if the text is itself unredacted.
+    /// An active policy's fullest keys, the fullest first, redacted as it configures.
+    pub(crate) fn fullest(&self, policy: &str) -> Vec<FullKey> {
+        let registry = self.registry.load();
+        let Some(policy) = registry.by_name(policy) else { return Vec::new() };
+        let shown = policy
+            .fullest()
+            .map(|one| FullKey { key: self.redactor.show(&one.key, policy.keys_shown).into(), ..one });
+        fullest_first(shown, self.wall_time(self.clock.now()))
+    }
+
+    /// A policy's unredacted keys that are shown as this text, from the top keys of both periods, the fullest
+    /// keys and the recorded denials. `None` if the text is itself unredacted.
     pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
         let registry = self.registry.load();
         let policy_counters =
             registry.by_name(policy).filter(|known| Redactor::is_shown(text, known.keys_shown))?;
         let mut keys = self.events.keys_shown_as(policy, text);
-        for by in [By::Used, By::Denied] {
-            let known = self.top.ranking(policy_counters.number, by).keys.into_iter().map(|one| one.key);
-            let known = known.filter(|key| {
-                !Redactor::is_cut(key) && self.redactor.show(key, policy_counters.keys_shown) == text
-            });
-            keys.extend(known.map(|key| Box::from(&*key)));
-        }
+        let top = [By::Used, By::Denied].map(|by| self.top.ranking(policy_counters.number, by).keys);
+        let known = top.into_iter().flatten().map(|one| one.key);
+        let known = known.chain(policy_counters.fullest().map(|one| one.key)).filter(|key| {
+            !Redactor::is_cut(key) && self.redactor.show(key, policy_counters.keys_shown) == text
+        });
+        keys.extend(known.map(|key| Box::from(&*key)));
         keys.sort_unstable();
         keys.dedup();
         Some(keys)

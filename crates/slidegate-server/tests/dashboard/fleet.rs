@@ -88,3 +88,73 @@ fn the_page_of_one_instance_shows_and_changes_the_fleet_and_tells_when_its_store
     redis.restart();
     browser.until("document.getElementById('alarms').hidden && document.title === 'slidegate'");
 }
+
+/// An operator who lands on the instance without traffic must see the incident, and what it does not know.
+#[test]
+fn the_page_of_an_instance_without_traffic_shows_the_fleet_and_marks_what_it_missed() {
+    let (folder, redis) = (TempDir::new("dashboard-quiet"), RedisServer::start());
+    let config = format!(
+        "policies: [{{name: per-user, scope: [user], quota: 10/1h, candidate: 5/1h}}]\nstore: {{redis: '{}', deadline: 1s}}\n",
+        redis.url_as_user()
+    );
+    let file = folder.file("slidegate.yaml", config);
+    let [quiet, busy] = [(); 2].map(|()| Server::start(&["--config", &file]));
+    traffic(&busy, "alice", 40);
+    let browser = Browser::start("quiet");
+    watch(&browser, &quiet);
+    browser.until("document.querySelector('#denials-rows .times')?.innerText === '30'");
+    browser.until_text("#denials-of", "Of 2 instances.");
+    browser.until("document.querySelectorAll('#candidates-rows td.n')[1].innerText === '5'");
+    browser.until_text("#shadow-of", "Of 2 instances.");
+    browser.click("#candidates-rows button.write");
+    browser.until_text("#confirm-facts", "13 % of 40 compared requests are newly denied");
+    browser.click("#confirm-cancel");
+    browser.click("#top-form label:nth-of-type(3) span");
+    browser.until_text("#top-rows tr:first-child", "alice");
+    browser.until_text("#top-bound", "Of 2 instances.");
+    assert_eq!(browser.value("document.getElementById('first').hidden"), true);
+    let history = || quiet.get("/v1/history?minutes=5").json();
+    let read_at = || history()["complete_until_ms"].as_u64();
+    let first = until("the other was read", read_at);
+    until_true("and again", || read_at() > Some(first));
+    browser.expect_silence();
+
+    redis.kill();
+    browser.until_text("#rates-instance", "The store has not replied since ");
+    browser.until_text("#denials-of", "Of this instance only: the store does not reply.");
+    let is_first_hidden = "document.getElementById('first').hidden";
+    assert_eq!(browser.value(is_first_hidden), true, "that nobody asked is not known");
+    watch(&browser, &quiet);
+    browser.until_text("#rates-instance", "The store has not replied since ");
+    assert_eq!(browser.value(is_first_hidden), true);
+    redis.restart();
+    let is_unknown = |history: &Value| history["others_unknown"].as_array().unwrap().contains(&json!(true));
+    until_true("the gap is marked", || is_unknown(&history()));
+    browser.click("#rates-table summary");
+    browser.until_text("#rates-unknown", "the decisions of other instances are unknown");
+    browser.until_text("#rates-rows", "\u{2013}");
+}
+
+/// Limits that instances understand differently are seen on whichever page an operator opens.
+#[test]
+fn instances_with_different_configs_raise_an_alarm_until_they_agree() {
+    let (folder, redis) = (TempDir::new("dashboard-differ"), RedisServer::start());
+    let config = |quota: &str| {
+        let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url_as_user());
+        format!("policies: [{{name: per-user, scope: [user], quota: {quota}}}]\n{store}")
+    };
+    let files = ["one.yaml", "two.yaml"].map(|name| folder.file(name, config("100/1h")));
+    let [one, two] = files.each_ref().map(|file| Server::start(&["--config", file]));
+    let browser = Browser::start("differ");
+    watch(&browser, &one);
+    browser.until_text("#status-facts", "2 instances: ");
+    assert_eq!(browser.value("document.getElementById('alarms').hidden"), true);
+    folder.file("two.yaml", config("200/1h"));
+    two.signal("HUP");
+    browser.until_text("#alarm-SlidegateInstancesDiffer", ": 2 configs (");
+    browser.until("document.title === 'Instances differ · slidegate'");
+    folder.file("two.yaml", config("100/1h"));
+    two.signal("HUP");
+    browser.until("document.getElementById('alarms').hidden");
+    browser.expect_silence();
+}

@@ -13,7 +13,7 @@ fn an_empty_service_says_how_to_send_a_request_and_shows_it_within_moments() {
     let browser = Browser::start("empty");
     watch(&browser, &server);
     browser.until_text("#first-command", &format!("curl -i '{}/v1/check?user=alice'", server.url));
-    browser.until_text("#denials .note", "No denials yet.");
+    browser.until_text("#denials-of", "No denials in the last 5 to 10 minutes.");
     // The command is one that works.
     let command = browser.text("#first-command");
     let path = command.split('\'').nth(1).unwrap().strip_prefix(&server.url).unwrap();
@@ -35,7 +35,7 @@ fn figures_follow_the_traffic_by_themselves() {
     browser.until(
         "[...document.querySelectorAll('#policies-rows tr')][0].querySelectorAll('td.n')[1].title.startsWith('3 in ')",
     );
-    // Those of one second are one row, and all of them are counted.
+    // Those of one key are one row, and all of them are counted.
     let rows =
         "[...document.querySelectorAll('#denials-rows .times')].map((one) => parseInt(one.textContent) || 1)";
     browser.until(&format!("{rows}.reduce((sum, n) => sum + n, 0) === 3"));
@@ -47,6 +47,12 @@ fn figures_follow_the_traffic_by_themselves() {
     // What cannot be seen is said: the description is renewed now and then.
     browser.until("document.getElementById('rates-chart').ariaLabel.includes('3 denied')");
     browser.until_text("#status-facts", "in-process memory");
+    // More than there are events of one key in a second.
+    traffic(&server, "carol", 45);
+    browser.until(
+        "[...document.querySelectorAll('#denials-rows .times')].some((one) => one.innerText === '40')",
+    );
+    browser.until_text("#denials-of", "Denials in the last 5 to 10 minutes.");
     browser.click("#denials-pause");
     traffic(&server, "bob", 6);
     browser.until_text("#denials-held", "paused; 1 since");

@@ -108,6 +108,55 @@ fn totals_and_top_keys_are_those_of_all_instances_or_of_one() {
     );
 }
 
+/// Behind a load balancer, whoever asks the instance that has no traffic must not read that there is none.
+#[test]
+fn an_instance_without_traffic_shows_what_the_others_did_and_since_when_it_is_alone() {
+    let (folder, redis) = (TempDir::new("fleet-quiet"), RedisServer::start());
+    let policies = "policies:\n  - {name: per-user, scope: [user], quota: 10/1h, candidate: 5/1h}\n  \
+                    - {name: tried, scope: [user], quota: 2/1h, mode: shadow}\n";
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url_as_user());
+    let [quiet, busy] = pair(&folder.file("slidegate.yaml", store));
+    check(&busy, "alice", 40);
+    check(&busy, "bob", 9);
+    let denied = |server: &Server| key_counts(server, "?by=denied&policy=per-user");
+    until_true("denials by key", || denied(&quiet) == [("alice".to_owned(), 30)]);
+    let closest = |server: &Server| {
+        let keys = server.get("/v1/top?by=closest&policy=per-user").json()["keys"].clone();
+        keys.as_array()
+            .unwrap()
+            .iter()
+            .map(|one| (one["key"].clone(), one["share"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let expected = [(json!("alice"), json!(1.0)), (json!("bob"), json!(0.9))];
+    until_true("the fullest keys", || closest(&quiet) == expected);
+    // Of 49 requests, 5 and 4 are newly denied; the 30 that both deny are not.
+    let shadow = |server: &Server| {
+        let shadow = server.get("/v1/shadow").json();
+        let (candidate, tried) = (&shadow["candidates"][0], &shadow["shadows"][0]);
+        assert!(candidate["since"].is_string() == (candidate["requests"] != 0), "{candidate}");
+        let of_candidate = ["requests", "newly_denied", "newly_allowed"].map(|name| candidate[name].clone());
+        (
+            shadow["instances"].clone(),
+            of_candidate,
+            [&tried["requests"], &tried["would_deny"]].map(Value::clone),
+        )
+    };
+    let all = (json!(2), [49, 9, 0].map(|n| json!(n)), [49, 45].map(|n| json!(n)));
+    for server in [&quiet, &busy] {
+        until_true("the figures of shadow policies and candidates", || shadow(server) == all);
+        server.assert_matches_openapi("GET", "/v1/shadow", None, 200);
+    }
+    assert_eq!(fleet(&quiet)["alone_since"], json!(null));
+    redis.kill();
+    let alone = until("it is alone", || Some(fleet(&quiet)).filter(|fleet| !fleet["error"].is_null()));
+    assert!(alone["alone_since"].is_string(), "{alone}");
+    let top = quiet.get("/v1/top?by=denied").json();
+    assert_eq!((&top["instances"], &top["keys"]), (&json!(1), &json!([])));
+    assert!(top["fleet_error"].is_string(), "{top}");
+    quiet.assert_matches_openapi("GET", "/v1/status", None, 200);
+}
+
 /// What is held is in units, as on one instance: in millionths, half a dollar would look like half a million.
 #[test]
 fn open_reservations_are_summed_in_the_unit_of_their_policy() {
@@ -207,7 +256,17 @@ fn records_that_no_instance_wrote_are_counted_and_not_shown() {
     };
     let mut other = good.clone();
     other["name"] = "other:1".into();
-    assert_eq!(ids(&publish(&other.to_string()), false).len(), 2);
+    // One that decides alone, with other time zone data, is told from one that shares.
+    (other["time_zones"], other["degraded"]) = ("1999z".into(), true.into());
+    let shown = publish(&other.to_string());
+    assert_eq!((ids(&shown, false).len(), &shown["degraded"]), (2, &json!(1)));
+    let differ = &shown["differ"];
+    assert_eq!(differ["time_zones"][0], "1999z", "{differ}");
+    assert_eq!(
+        (differ["time_zones"].as_array().unwrap().len(), &differ["configs"]),
+        (2, &json!([good["config"]]))
+    );
+    server.assert_matches_openapi("GET", "/v1/status", None, 200);
     other["name"] = "\u{1b}[2J".into();
     for hostile in [other.to_string(), "{}".to_owned(), "x".repeat(10_000)] {
         redis.admin(&["DEL", &name]);
@@ -243,4 +302,47 @@ fn an_instance_that_is_told_to_publishes_nothing() {
              `instance` out"
         );
     }
+}
+
+/// Support exports the keys of all instances from the store; names that are hashes there are counted.
+#[test]
+fn the_keys_of_a_policy_are_listed_from_the_store_in_pages() {
+    let (folder, redis) = (TempDir::new("fleet-keys"), RedisServer::start());
+    let policies =
+        "policies: [{name: p, scope: [ip], quota: 10/1h}, {name: other, scope: [user], quota: 1000/1h}]\n";
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url());
+    let [one, two] = pair(&folder.file("slidegate.yaml", store));
+    for from in (0..1200).step_by(100) {
+        let of = |n: u32| match n % 100 {
+            0 => json!({ "attributes": { "ip": format!("10.0.0.{}", n / 100), "user": "a b" }, "cost": 8 }),
+            _ => json!({ "attributes": { "ip": format!("2001:db8:{n:x}:100::1") } }),
+        };
+        let body = json!({ "requests": (from..from + 100).map(of).collect::<Vec<_>>() });
+        assert_eq!(one.post("/v1/check/batch", &body.to_string()).status, 200);
+    }
+    let pages = |query: &str| {
+        let (mut keys, mut unnamed, mut cursor) = (std::collections::BTreeMap::new(), 0, String::new());
+        loop {
+            let page = two.get(&format!("/v1/keys?{query}{cursor}")).json();
+            for one in page["keys"].as_array().unwrap_or_else(|| panic!("{page}")) {
+                keys.insert(one["key"].as_str().unwrap().to_owned(), one["used"].as_u64().unwrap());
+            }
+            unnamed += page["unnamed"].as_u64().unwrap();
+            let Some(next) = page["cursor"].as_str() else { return (keys, unnamed) };
+            cursor = format!("&cursor={next}");
+        }
+    };
+    let (keys, unnamed) = pages("policy=p&limit=200");
+    assert_eq!((keys.len(), unnamed), (1200, 0));
+    assert_eq!((keys["2001:db8:ff:100::/56"], keys["10.0.0.3"]), (1, 8));
+    let (keys, _) = pages("policy=p&over=80");
+    assert_eq!((keys.len(), keys.values().all(|used| *used == 8)), (12, true), "{keys:?}");
+    let (keys, unnamed) = pages("policy=other");
+    assert_eq!((keys.len(), unnamed), (0, 1), "a space is not in names of the store");
+    let refused = two.get("/v1/keys?policy=p&cursor=memory.1.0.0.-");
+    let said = "the cursor is that of a store in memory, and this one is shared; give none to begin";
+    assert_eq!((refused.status, &refused.json()["detail"]), (400, &json!(said)));
+    redis.kill();
+    let refused = two.get("/v1/keys?policy=p");
+    assert_eq!(refused.status, 503, "{}", refused.body);
 }

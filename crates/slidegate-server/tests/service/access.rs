@@ -98,6 +98,7 @@ fn a_token_of_one_key_is_a_customers_own_view() {
         "/v1/status",
         "/v1/policies",
         "/v1/top",
+        "/v1/keys?policy=per-user",
         "/v1/live",
         "/v1/shadow",
         "/v1/changes",

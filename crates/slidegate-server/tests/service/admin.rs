@@ -346,13 +346,17 @@ fn a_candidate_shows_what_it_would_change_and_is_promoted() {
     // Denied by another policy: so it would be under the candidate.
     let other = json!({ "attributes": { "user": "bob", "path": "/other" } }).to_string();
     assert_eq!(server.post("/v1/check", &other).status, 429);
-    let shadow = server.get("/v1/shadow").json();
+    let mut shadow = server.get("/v1/shadow").json();
+    assert!(shadow["shadows"][0]["since"].take().is_string());
     let candidate = &shadow["candidates"][0];
     assert_eq!((&candidate["policy"], &candidate["requests"]), (&json!("per-user"), &json!(8)));
     assert_eq!((&candidate["newly_allowed"], &candidate["newly_denied"]), (&json!(2), &json!(0)));
     assert_eq!(candidate["keys"], json!([{ "key": "alice", "newly_allowed": 2, "newly_denied": 0 }]));
     assert_eq!((&candidate["live"]["limit"], &candidate["candidate"]["limit"]), (&json!(2), &json!(4)));
-    assert_eq!(shadow["shadows"], json!([{ "policy": "watched", "would_deny": 6, "requests": 8 }]));
+    assert_eq!(
+        shadow["shadows"],
+        json!([{ "policy": "watched", "would_deny": 6, "requests": 8, "since": null }])
+    );
     server.assert_matches_openapi("GET", "/v1/shadow", None, 200);
 
     // Another candidate is counted from its own beginning.

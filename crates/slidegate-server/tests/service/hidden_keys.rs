@@ -50,7 +50,9 @@ fn what_is_shown_of_a_key_finds_it_and_tells_no_more() {
         // Who knows the key itself finds it as ever, with what was done to it.
         let raw = server.get(&path(policy, key)).json();
         assert_eq!((&raw["key"], raw["block"].is_object()), (&json!(key), true));
-        for route in ["/v1/events", "/v1/top", "/v1/shadow", "/v1/policies", "/v1/changes", "/metrics"] {
+        let routes = ["/v1/events", "/v1/top", "/v1/shadow", "/v1/policies", "/v1/changes", "/metrics"];
+        let lists = ["/v1/top?by=closest".to_owned(), format!("/v1/keys?policy={policy}")];
+        for route in routes.into_iter().chain(lists.iter().map(String::as_str)) {
             found.push_str(&server.get(route).body);
         }
         found.push_str(&seen.body);

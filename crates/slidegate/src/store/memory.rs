@@ -10,7 +10,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
-use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
+use crate::policy_reset::{PolicyKeys, PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::{ChangedPolicy, Quota};
 use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, decide};
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -336,12 +336,42 @@ impl MemoryStore {
         from: u64,
         keys: u64,
     ) -> (ScannedKeys, Option<u64>) {
+        self.scan(from, keys, |shard| shard.forget_policies(policies, &self.accounting, &self.secret))
+    }
+
+    /// Adds the keys of these policies, in about this many keys from a shard on. Returns the next shard.
+    pub(crate) fn list_keys(
+        &self,
+        policies: &[u32],
+        from: u64,
+        keys: u64,
+        list: &mut PolicyKeys,
+    ) -> (ScannedKeys, Option<u64>) {
+        self.scan(from, keys, |shard| {
+            let (ids, scanned) = shard.ids_of(policies, &self.secret);
+            for id in ids {
+                match id.text() {
+                    Some(text) => list.keys.push(text),
+                    None => list.unnamed += 1,
+                }
+            }
+            ScannedKeys { scanned, ..ScannedKeys::default() }
+        })
+    }
+
+    /// Scans whole shards, from this one on, until about this many keys are scanned.
+    fn scan(
+        &self,
+        from: u64,
+        keys: u64,
+        mut scan: impl FnMut(&mut Shard) -> ScannedKeys,
+    ) -> (ScannedKeys, Option<u64>) {
         let mut all = ScannedKeys::default();
         let from = usize::try_from(from).unwrap_or(usize::MAX);
         for at in from..self.shards.len() {
-            let forgot = self.lock(at).shard.forget_policies(policies, &self.accounting, &self.secret);
-            all.forgotten += forgot.forgotten;
-            all.scanned += forgot.scanned;
+            let found = scan(&mut self.lock(at).shard);
+            all.forgotten += found.forgotten;
+            all.scanned += found.scanned;
             if all.scanned >= keys && at + 1 < self.shards.len() {
                 return (all, Some(at as u64 + 1));
             }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::control_document::{ControlDocument, ControlDocumentId};
 use crate::error::Error;
+use crate::policy_reset::{PolicyKeys, ResetCursor};
 use crate::store::failure::StoreFailure;
 
 /// A future of a [`ServiceStore`].
@@ -82,6 +83,22 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// If the store did not reply.
     fn instance_records(&self) -> BoxFuture<'_, Result<Vec<InstanceRecord>, Error>>;
+
+    /// One step of listing the keys of a policy that the store has, expired ones included, which examines
+    /// about `keys` keys of one server. Start without a cursor, then pass the one from the step
+    /// before. By default an error.
+    ///
+    /// # Errors
+    /// If the store cannot, the cursor belongs to another store, or the store did not reply.
+    fn list_policy_step<'a>(
+        &'a self,
+        policy: &'a str,
+        from: Option<&'a ResetCursor>,
+        keys: u64,
+    ) -> BoxFuture<'a, Result<PolicyKeys, Error>> {
+        let _ = (policy, from, keys);
+        Box::pin(ready(Err(Error::store("this store does not list the keys of a policy"))))
+    }
 
     /// Claims `what` for a duration, by the store's clock. Returns whether it was unclaimed: exactly
     /// one of the instances that ask gets true.

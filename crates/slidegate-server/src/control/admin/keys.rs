@@ -139,12 +139,8 @@ impl Admin {
         let observer = self.app.observer();
         let Some(mut keys) = observer.keys_shown_as(policy, text) else { return Ok(None) };
         if keys.is_empty() {
-            let seen = self.app.shadows().seen();
-            let tried = seen.candidates.get(policy).into_iter().flat_map(|one| one.keys.keys());
-            keys = tried
-                .filter(|key| observer.shown(policy, key) == text)
-                .map(|key| Box::from(&**key))
-                .collect();
+            let tried = self.app.shadows().keys(policy).into_keys();
+            keys = tried.filter(|key| observer.shown(policy, key) == text).map(Box::from).collect();
         }
         let text = text.escape_debug();
         match keys.as_slice() {

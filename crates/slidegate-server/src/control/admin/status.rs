@@ -149,6 +149,8 @@ struct ConfigStatus<'a> {
 struct FleetStatus<'a> {
     /// Why the other instances are unknown.
     error: Option<&'a str>,
+    /// When they were last known, if they are unknown.
+    alone_since: Option<String>,
     /// Records in the store that no instance wrote.
     unreadable_records: u64,
     /// Allowed checks of the instances listed.
@@ -157,7 +159,7 @@ struct FleetStatus<'a> {
     denied_per_s: f64,
     /// How many may decide by fallbacks, as the store is unavailable.
     degraded: usize,
-    /// How long versions or configurations have differed. `null`: they agree.
+    /// How long versions, configurations or time zone data have differed. `null`: they agree.
     differ: Option<VersionDifference<'a>>,
     instances: Vec<InstanceStatus<'a>>,
 }
@@ -169,6 +171,8 @@ struct VersionDifference<'a> {
     longer_than_a_rollout: bool,
     versions: BTreeSet<&'a str>,
     configs: BTreeSet<&'a str>,
+    /// Versions of the time zone data, such as `2026a`.
+    time_zones: BTreeSet<&'a str>,
 }
 
 /// An instance, as it describes itself.
@@ -182,6 +186,8 @@ struct InstanceStatus<'a> {
     /// Whether it is the one that responds.
     this: bool,
     version: &'a str,
+    /// The version of its time zone data.
+    time_zones: Option<&'a str>,
     started_at: String,
     /// Digest of the config file and of the active policies.
     config: &'a str,
@@ -322,7 +328,7 @@ pub(super) async fn status(
             degraded: app.is_degraded(),
             usage_lost: UsageLoss::of(app),
         },
-        fleet: fleet.as_ref().map(FleetStatus::of),
+        fleet: fleet.as_ref().map(|fleet| FleetStatus::of(fleet, date(observer.started_at + fleet.heard_at))),
         traces: observer
             .traces()
             .map(|traces| TraceStatus { endpoint: traces.endpoint(), spans: traces.spans() }),
@@ -383,12 +389,13 @@ impl ChangeStatus {
 }
 
 impl<'a> FleetStatus<'a> {
-    fn of(fleet: &'a FleetView) -> Self {
-        let [versions, configs] = fleet.distinct();
+    fn of(fleet: &'a FleetView, heard_at: String) -> Self {
+        let [versions, configs, time_zones] = fleet.distinct();
         let [allowed_per_s, denied_per_s] = fleet.rates();
         let instances = fleet.instances.iter().map(InstanceStatus::of);
         Self {
             error: fleet.error.as_deref(),
+            alone_since: fleet.error.as_ref().map(|_| heard_at),
             unreadable_records: fleet.unreadable,
             allowed_per_s,
             denied_per_s,
@@ -398,6 +405,7 @@ impl<'a> FleetStatus<'a> {
                 longer_than_a_rollout: differs_for >= ROLLOUT,
                 versions,
                 configs,
+                time_zones,
             }),
             instances: instances.collect(),
         }
@@ -412,6 +420,7 @@ impl<'a> InstanceStatus<'a> {
             id,
             this: *is_this,
             version: &record.version,
+            time_zones: record.time_zones.as_deref(),
             started_at: at_text(record.started_ms),
             config: &record.config,
             changes: record.changes,

@@ -3,7 +3,7 @@
 // Each says what happened, what to do, and where its runbook is. A new alarm is an entry of the list.
 
 import { byId, el, list, setText, show } from './dom.js';
-import { compact, count, percent, time } from './format.js';
+import { compact, count, duration, percent, time } from './format.js';
 import { total } from './history.js';
 
 const ALARMS = [
@@ -40,6 +40,21 @@ const ALARMS = [
     todo: 'Redis was emptied, failed over or restarted without an append-only file, or evicted keys. Usage does not come back.',
   },
   {
+    name: 'SlidegateInstancesDegraded',
+    section: 'SlidegateStoreDegraded',
+    title: 'Instances decide alone',
+    // While this one does, that is the alarm.
+    text: ({ status: { store, fleet } }) =>
+      !store.degraded && fleet?.degraded > 0 && `${names(fleet, ({ degraded }) => degraded)}: limits are not shared there.`,
+    todo: 'They use the fallback of each policy. Check their network, user and password of the store.',
+  },
+  {
+    name: 'SlidegateInstancesDiffer',
+    title: 'Instances differ',
+    text: ({ status: { fleet } }) => fleet?.differ && differText(fleet.differ),
+    todo: 'Expected for some minutes while a rollout replaces them. Otherwise give all the same version, config file and time zone data.',
+  },
+  {
     name: 'SlidegateKeysDropped',
     title: 'Keys dropped',
     text: ({ status, history }) => {
@@ -74,6 +89,19 @@ const ALARMS = [
     todo: 'An instance that starts now does not have them. Repair the store; they are written back.',
   },
 ];
+
+const names = ({ instances }, matches) => instances.filter(matches).map(({ name }) => name).join(', ');
+
+/** What differs, and for how long. */
+function differText({ for_ms: ms, versions, configs, time_zones: zones }) {
+  const kinds = [
+    ['versions', versions],
+    ['configs', configs],
+    ['versions of time zone data', zones],
+  ];
+  const differing = kinds.filter(([, all]) => all.length > 1).map(([what, all]) => `${all.length} ${what} (${all.join(', ')})`);
+  return `For ${duration(ms)}: ${differing.join('; ') || 'instances that were seen before'}.`;
+}
 
 const OFF = '/dashboard/icon.svg';
 const ON = '/dashboard/icon_alarm.svg';

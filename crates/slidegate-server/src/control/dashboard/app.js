@@ -194,6 +194,7 @@ setInterval(() => {
   policies.refresh();
   status.refresh();
   shadow.refresh();
+  denials.count();
 }, POLL_MS);
 
 route();

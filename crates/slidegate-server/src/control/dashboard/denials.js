@@ -1,11 +1,13 @@
-// Denials panel: live, redrawn once a second. Reservations that expired are listed with them.
+// Denials panel: how often keys were denied, as counted on all instances, with the last reason that this instance knows.
 //
-// Denials of one key for one reason are one row, so that one retrying client does not fill the list.
+// Counts come from the list of most denied keys. Events are sampled in a flood, so that they are never counted as the
+// whole. Reservations that expired are listed with them.
 
 import { byId, el, list, setText, show } from './dom.js';
+import { request } from './api.js';
 import { exports } from './exports.js';
-import { Panel } from './panel.js';
-import { count, isCandidate, rate, time, why } from './format.js';
+import { Panel, errorText } from './panel.js';
+import { compact, count, isCandidate, time, whose, why } from './format.js';
 
 /** Maximum events kept, and rows shown. */
 const MAX_EVENTS = 500;
@@ -19,6 +21,8 @@ export class Denials {
   #fresh = [];
   /** The sequence number of the newest event loaded. */
   #newest = 0;
+  /** The most denied keys; null if they are not counted. */
+  #counted = null;
   #isPaused = false;
   #dropped = 0;
   #policies = new Map();
@@ -26,7 +30,7 @@ export class Denials {
   constructor(hooks) {
     this.hooks = hooks;
     this.#panel = new Panel('denials', 'Denials', hooks);
-    exports(byId('denials'), 'denials', () => this.#events.map(({ attributes, block, ...event }) => event));
+    exports(byId('denials'), 'denials', () => this.#rows().map(exported));
     const form = byId('denials-form');
     form.addEventListener('submit', (event) => event.preventDefault());
     form.addEventListener('change', () => this.refresh());
@@ -63,26 +67,40 @@ export class Denials {
     return { policy: byId('denials-policy').value, key: byId('denials-key').value.trim() };
   }
 
-  #matches(event) {
+  #matches(one) {
     const { policy, key } = this.#filter();
-    return !isCandidate(event.policy) && (!policy || event.policy === policy) && (!key || event.key === key);
+    return !isCandidate(one.policy) && (!policy || one.policy === policy) && (!key || one.key === key);
   }
 
-  /** Loads the recent denials that match the filter. */
-  refresh() {
+  /** Loads the counts, and the recent events that match the filter. */
+  async refresh() {
     const path = () => {
       const query = new URLSearchParams({ limit: MAX_EVENTS });
       for (const [name, value] of Object.entries(this.#filter())) if (value) query.set(name, value);
       return `/v1/events?${query}`;
     };
-    return this.#panel.load(path, ({ events }) => {
+    await this.#panel.load(path, ({ events }) => {
       this.#newest = Math.max(0, ...events.map(({ seq }) => seq));
       this.#events = events.filter((event) => !isCandidate(event.policy) && event.verdict !== 'notify');
       // Keep streamed events that are newer than the response.
       this.#fresh = this.#fresh.filter((event) => event.seq > this.#newest && this.#matches(event));
-      this.#show();
       this.#showStatus();
     });
+    await this.count();
+  }
+
+  /** Loads the counts of all instances. */
+  async count() {
+    if (this.#isPaused) return;
+    const { policy } = this.#filter();
+    const query = new URLSearchParams({ by: 'denied', limit: MAX_ROWS, ...(policy && { policy }) });
+    try {
+      this.#counted = await request(`/v1/top?${query}`);
+    } catch (error) {
+      errorText(error, 'Denials'); // rethrows bugs of this page
+      this.#counted = null;
+    }
+    this.#show();
   }
 
   add(event) {
@@ -104,80 +122,104 @@ export class Denials {
     } else if (this.#fresh.length) {
       this.#events = [...this.#fresh, ...this.#events].slice(0, MAX_EVENTS);
       this.#fresh = [];
-      this.#show();
+      this.count();
     }
   }
 
-  #show() {
-    if (this.#events.length === 0)
-      this.#panel.note(this.#filter().policy || this.#filter().key ? 'No denial matches.' : 'No denials yet.');
-    else this.#panel.note('');
-    list(byId('denials-rows'), rows(this.#events), identity, (row) => this.#row(row));
+  /** The last event of each counted key, and events without a count. */
+  #rows() {
+    const found = new Map();
+    for (const event of this.#events) {
+      const isDenial = event.verdict === 'deny';
+      const id = JSON.stringify([event.policy, event.key, isDenial]);
+      const row = found.get(id) ?? { id, policy: event.policy, key: event.key, at: event.at, event, atLeast: 0 };
+      row.atLeast += 1;
+      found.set(id, row);
+    }
+    for (const { policy, key, count: denied, at_most_over: over, last_at: at } of this.#counted?.keys ?? []) {
+      if (!this.#matches({ policy, key })) continue;
+      const id = JSON.stringify([policy, key, true]);
+      const row = found.get(id) ?? { id, policy, key, at };
+      found.set(id, { ...row, denied, over, at: row.at > at ? row.at : at });
+    }
+    return [...found.values()].sort((a, b) => (a.at < b.at ? 1 : -1)).slice(0, MAX_ROWS);
   }
 
-  #row({ policy, key, mode, protocol, verdict }) {
+  #show() {
+    const rows = this.#rows();
+    setText(byId('denials-of'), this.#scope(rows.length));
+    list(byId('denials-rows'), rows, ({ id }) => id, (row) => this.#row(row));
+  }
+
+  /** For which time the counts are, of how many, and of which instances. */
+  #scope(rows) {
+    if (!this.#counted) return 'Not counted: the list of most denied keys is not available.';
+    const { period_s: period, error_bound: bound, sampled } = this.#counted;
+    const span = `in the last ${period / 60} to ${(2 * period) / 60} minutes`;
+    const none = this.#filter().policy || this.#filter().key ? 'No denial matches' : 'No denials';
+    const error = bound ? `Counts are at most ${count(bound)} too high, and keys not listed have at most as many.` : '';
+    return [
+      rows ? `Denials ${span}.` : `${none} ${span}.`,
+      error,
+      sampled && 'Estimated from a sample.',
+      rows > 0 && 'Reasons are the last that this instance knows.',
+      whose(this.#counted),
+    ]
+      .filter(Boolean)
+      .join(' ');
+  }
+
+  #row({ policy, key }) {
     const open = () => this.hooks.openKey(policy, key);
-    const [last, first] = [el('time'), el('time')];
+    const last = el('time');
     const times = el('b', { class: 'times' });
-    const rates = el('p', { class: 'under' });
+    const tag = el('b', { class: 'tag' });
     const reason = el('span');
-    return {
-      node: el(
-        'tr',
-        { 'data-mode': mode },
-        el('td', { class: 'time' }, last),
-        el(
-          'th',
-          { scope: 'row' },
-          el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
-          el('p', { class: 'under' }, policy),
-        ),
-        el('td', { class: 'n' }, times, rates),
-        el(
-          'td',
-          { class: 'why' },
-          mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null,
-          verdict === 'expired' ? el('b', { class: 'tag' }, 'expired') : null,
-          reason,
-        ),
-        el('td', { class: 'wide time' }, first),
-        el('td', { class: 'wide' }, protocol),
+    const protocol = el('td', { class: 'wide' });
+    const node = el(
+      'tr',
+      {},
+      el('td', { class: 'time' }, last),
+      el(
+        'th',
+        { scope: 'row' },
+        el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
+        el('p', { class: 'under' }, policy),
       ),
+      el('td', { class: 'n' }, times),
+      el('td', { class: 'why' }, tag, reason),
+      protocol,
+    );
+    return {
+      node,
       update: (row) => {
-        for (const [node, { at }] of [
-          [last, row.last],
-          [first, row.first],
-        ]) {
-          node.dateTime = at;
-          node.title = at;
-          setText(node, time(at));
-        }
-        setText(times, count(row.count));
-        setText(rates, rateText(row));
-        setText(reason, `${why(row.last, this.#policies.get(row.policy))}${row.last.source === 'store' ? '' : `, decided by ${row.last.source}`}`);
+        const { event, at } = row;
+        const known = this.#policies.get(policy);
+        const mode = event?.mode ?? (known?.mode === 'shadow' ? 'shadow' : 'enforce');
+        node.dataset.mode = mode;
+        const marked = event?.verdict === 'expired' ? 'expired' : mode === 'shadow' ? 'shadow' : '';
+        setText(tag, marked);
+        show(tag, marked !== '');
+        last.dateTime = at;
+        last.title = at;
+        setText(last, time(at));
+        setText(times, countText(row));
+        const source = event && event.source !== 'store' ? `, decided by ${event.source}` : '';
+        setText(reason, event ? `${why(event, known)}${source}` : 'by another instance, or long ago');
+        setText(protocol, event?.protocol ?? '');
       },
     };
   }
 }
 
-/** The rate between the first and the last of them, if there are several. */
-function rateText({ first, last, count: n }) {
-  const ms = new Date(last.at) - new Date(first.at);
-  return n > 1 && ms > 0 ? rate((1000 * (n - 1)) / ms) : '';
+/** The count, and its error; of events, which may be sampled, the least. */
+function countText({ denied, over, atLeast }) {
+  if (denied === undefined) return `≥ ${count(atLeast)}`;
+  return compact(denied) + (over ? ` −${compact(over)}` : '');
 }
 
-/** Groups events, newest first, into rows by policy, key, reason, protocol and verdict. */
-function rows(events) {
-  const found = new Map();
-  for (const event of events) {
-    const id = identity(event);
-    const row = found.get(id) ?? { ...event, last: event, count: 0 };
-    row.first = event;
-    row.count += 1;
-    found.set(id, row);
-  }
-  return [...found.values()].slice(0, MAX_ROWS);
+/** A row as exported, with the last event. */
+function exported({ event, at, policy, key, denied = null, over = null }) {
+  const { attributes, block, ...last } = event ?? {};
+  return { policy, key, denied, at_most_over: over, last_at: at, ...last };
 }
-
-const identity = ({ policy, key, mode, reason, protocol, verdict }) =>
-  JSON.stringify([policy, key, mode, reason, protocol, verdict]);

@@ -82,6 +82,10 @@ export function ago(at, now = Date.now()) {
   return ms < 1000 ? 'now' : `${duration(Math.floor(ms / 1000) * 1000)} ago`;
 }
 
+/** Whose figures a response has. */
+export const whose = ({ instances, fleet_error: error }) =>
+  error ? 'Of this instance only: the store does not reply.' : instances > 1 ? `Of ${count(instances)} instances.` : '';
+
 /** Whether this is the internal policy of a candidate, which only the Shadow panel shows. */
 export const isCandidate = (policy) => policy.endsWith('.candidate');
 

@@ -72,11 +72,14 @@ function withoutLast(history, steps) {
 
 /** Sums lists of figures step by step. */
 export const sumOf = (lists, length) =>
-  lists.reduce((sums, list) => sums.map((sum, at) => sum + list[at]), new Array(length).fill(0));
+  lists.reduce((sums, list) => sums.map((sum, at) => (list[at] === null ? null : sum + list[at])), new Array(length).fill(0));
 
-/** Counts per step as rates per second. */
+/** Counts per step as rates per second. A part of a second counts as a whole one. */
 export const perSecond = (history, counts) =>
-  counts.map((count, at) => (1000 * count) / Math.max(1, history.lasted_ms[at]));
+  counts.map((count, at) => (count === null ? null : (1000 * count) / Math.max(1000, history.lasted_ms[at])));
+
+/** Figures of all instances, step by step: null where those of others are unknown. */
+export const known = (history, values) => values.map((value, at) => (history.others_unknown[at] ? null : value));
 
 /** Checks that match, step by step: `{ policy, verdict, source }` are tested, `policy` null is all of them. */
 export const checksOf = (history, matches) =>

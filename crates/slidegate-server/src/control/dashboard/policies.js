@@ -3,7 +3,7 @@
 import { byId, el, list, options, setText, show, svg } from './dom.js';
 import { Panel } from './panel.js';
 import { exports } from './exports.js';
-import { checksOf, total } from './history.js';
+import { checksOf, known, total } from './history.js';
 import { count, duration, percent, policyQuota, rate } from './format.js';
 
 const WIDTH = 120;
@@ -17,6 +17,8 @@ export class Policies {
   /** Update functions of the rows, by policy. */
   #rows = new Map();
   all = [];
+  /** Whether the counts may lack those of other instances. */
+  #isPartial = false;
 
   constructor(hooks) {
     this.#hooks = hooks;
@@ -25,12 +27,15 @@ export class Policies {
   }
 
   refresh() {
-    return this.#panel.load('/v1/policies', ({ policies }) => this.#draw(policies));
+    return this.#panel.load('/v1/policies', ({ policies, fleet_error: error }) => {
+      this.#isPartial = Boolean(error);
+      this.#draw(policies);
+    });
   }
 
   /** Whether no policy has decided anything yet. */
   isIdle() {
-    return this.all.every(({ counts }) => counts && counts.allowed + counts.denied + counts.shadow_denied === 0);
+    return !this.#isPartial && this.all.every(({ counts }) => counts && counts.allowed + counts.denied + counts.shadow_denied === 0);
   }
 
   /** Shows the figures of the chosen range. */
@@ -42,7 +47,7 @@ export class Policies {
 
   #figures(name) {
     const history = this.#history;
-    const of = (verdict) => checksOf(history, (one) => one.policy === name && one.verdict === verdict);
+    const of = (verdict) => known(history, checksOf(history, (one) => one.policy === name && one.verdict === verdict));
     const [allowed, denied, shadow] = ['allow', 'deny', 'shadow_deny'].map(of);
     return { allowed, denied, shadow };
   }
@@ -175,8 +180,8 @@ export class Policies {
   }
 }
 
-/** The time that the history covers, at least a second. */
-const spanMs = ({ lasted_ms: lasted }) => Math.max(1000, total(lasted));
+/** The time that the history knows, at least a second. */
+const spanMs = (history) => Math.max(1000, total(known(history, history.lasted_ms)));
 
 function scopeText({ scope, when }) {
   const conditions = Array.isArray(when) ? when : [];
@@ -205,9 +210,21 @@ function sparkline(container) {
     const most = Math.max(1, ...of.allowed, ...of.denied);
     const x = (at) => ((WIDTH * at) / Math.max(1, steps - 1)).toFixed(1);
     const y = (n) => (HEIGHT - 2 - ((HEIGHT - 4) * n) / most).toFixed(1);
-    const line = (values) => values.map((n, at) => `${at ? 'L' : 'M'}${x(at)} ${y(n)}`).join('');
+    // Steps that are not known are gaps.
+    const begins = (values, at) => at === 0 || values[at - 1] === null;
+    const line = (values) =>
+      values.map((n, at) => (n === null ? '' : `${begins(values, at) ? 'M' : 'L'}${x(at)} ${y(n)}`)).join('');
+    const area = (values) =>
+      values
+        .map((n, at) => {
+          if (n === null) return '';
+          const start = begins(values, at) ? `M${x(at)} ${HEIGHT}` : '';
+          const end = at + 1 === steps || values[at + 1] === null ? `L${x(at)} ${HEIGHT}Z` : '';
+          return `${start}L${x(at)} ${y(n)}${end}`;
+        })
+        .join('');
     const sums = [total(of.allowed), total(of.denied)];
-    allowed.setAttribute('d', steps ? `${line(of.allowed)}L${WIDTH} ${HEIGHT}L0 ${HEIGHT}Z` : '');
+    allowed.setAttribute('d', area(of.allowed));
     denied.setAttribute('d', sums[1] ? line(of.denied) : '');
     drawing.setAttribute('aria-label', `${count(sums[0])} allowed and ${count(sums[1])} denied in the range`);
   };

@@ -6,7 +6,7 @@
 import { byId, el, list, options, setText, show } from './dom.js';
 import { ROUND, axis, ceiling, chart, colour } from './chart.js';
 import { exports } from './exports.js';
-import { checksOf, isFallback, perSecond, sumOf, total } from './history.js';
+import { checksOf, isFallback, known, perSecond, sumOf, total } from './history.js';
 import { compact, count, figure, isCandidate, percent, rate, time } from './format.js';
 
 /** Most policies with a line of their own, those with most first. */
@@ -20,7 +20,7 @@ const DASHES = [null, [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3]];
 /** What the chart can show. `lines(history, isChosen)` returns the lines; `isChosen` tells the chosen policies. */
 const VIEWS = {
   decisions: { title: 'Decisions per second', text: rate, lines: decisions },
-  denied: { title: 'Denials per second, by policy', text: rate, lines: byPolicy(({ verdict }) => verdict === 'deny') },
+  denied: { title: 'Denials per second, by policy', text: rate, lines: byPolicy(({ verdict }) => verdict === 'deny', known) },
   fallback: { title: 'Fallback decisions per second, by policy', text: rate, lines: byPolicy(isFallback) },
   sources: { title: 'Decisions per second, by source', text: rate, lines: bySource },
   held: { title: 'Held by open reservations, or in flight, by policy', text: figure, lines: held },
@@ -86,13 +86,13 @@ export class Rates {
     const { id, name } = instances.find((one) => one.this);
     options(this.#form.instance, [['', 'All'], [id, name]]);
     const isSum = instances.length > 1 && !this.#form.instance.value;
-    const since = fleet.error ? 'While the store does not reply, the' : 'The';
+    const since = fleet.error ? `The store has not replied since ${time(fleet.alone_since)}: the` : 'The';
     if (isSum !== this.#isSum) [this.#isSum, this.#seconds, this.#second] = [isSum, [], null];
     setText(
       byId('rates-instance'),
       isSum
         ? `Decisions, denials and the rates of the policies are those of ${instances.length} instances together. The rest is of this one: ${name}.`
-        : `${since} chart and the rates of the policies are those of this instance only: ${name}.`,
+        : `${since} chart, the rates of the policies, the keys and the denials are those of this instance only: ${name}.`,
     );
     if (isSum && at) this.#addSecond({ at: at / 1000, allowed: fleet.allowed_per_s, denied: fleet.denied_per_s });
   }
@@ -299,6 +299,11 @@ export class Rates {
 
   #describe() {
     const { allowed, denied, lasted_ms: lasted } = this.#history;
+    const [steps, unknown] = [lasted.length, this.#history.others_unknown.filter(Boolean).length];
+    setText(
+      byId('rates-unknown'),
+      unknown ? `Gaps: in ${unknown} of ${steps} steps the decisions of other instances are unknown, as the store was away.` : '',
+    );
     const lines = this.#lines.map(({ name, values }) => `${name} ${this.#text(values.at(-1))}`).join(', ');
     const span = Math.round(total(lasted) / 1000);
     byId('rates-chart').setAttribute(
@@ -333,7 +338,7 @@ export class Rates {
   }
 }
 
-const EMPTY = { at_ms: [], lasted_ms: [], allowed: [], denied: [], decisions: [], held: [], markers: [] };
+const EMPTY = { at_ms: [], lasted_ms: [], others_unknown: [], allowed: [], denied: [], decisions: [], held: [], markers: [] };
 const NONE = { allowed: 0, denied: 0, shadow_denied: 0 };
 
 /** A link to a time. */
@@ -343,7 +348,7 @@ function decisions(history, isChosen) {
   const of = (verdict) => checksOf(history, (one) => one.verdict === verdict && isChosen(one.policy));
   const isAll = history.decisions.every(({ policy }) => isCandidate(policy) || isChosen(policy));
   const [allowed, denied] = isAll ? [history.allowed, history.denied] : [of('allow'), of('deny')];
-  const line = (name, live, counts, more) => ({ name, live, values: perSecond(history, counts), ...more });
+  const line = (name, live, counts, more) => ({ name, live, values: perSecond(history, known(history, counts)), ...more });
   return [
     line('Allowed', 'allowed', allowed, { colour: 'allowed', filled: true }),
     line('Denied', 'denied', denied, { colour: 'denied' }),
@@ -361,14 +366,15 @@ function largest(history, named) {
   return shown.map((one, at) => ({ ...one, colour: COLOURS[at], dash: DASHES[at] }));
 }
 
-function byPolicy(matches) {
+/** `of(history, counts)` leaves out the steps that are not known. */
+function byPolicy(matches, of = (_, counts) => counts) {
   return (history, isChosen) => {
     const names = new Set(history.decisions.filter(matches).map(({ policy }) => policy));
     const counts = (name) => checksOf(history, (one) => one.policy === name && matches(one));
     const chosen = [...names].filter((name) => isChosen(name) && !isCandidate(name));
     return largest(
       history,
-      chosen.map((name) => ({ name, values: perSecond(history, counts(name)) })),
+      chosen.map((name) => ({ name, values: perSecond(history, of(history, counts(name))) })),
     );
   };
 }
@@ -379,7 +385,10 @@ function bySource(history, isChosen) {
   const of = (source) => checksOf(history, (one) => one.source === source && isChosen(one.policy));
   return largest(
     history,
-    Object.entries(SOURCES).map(([source, name]) => ({ name, values: perSecond(history, of(source)) })),
+    Object.entries(SOURCES).map(([source, name]) => {
+      const counts = source === 'other_instances' ? known(history, of(source)) : of(source);
+      return { name, values: perSecond(history, counts) };
+    }),
   );
 }
 

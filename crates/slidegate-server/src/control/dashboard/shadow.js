@@ -4,7 +4,7 @@ import { byId, el, list, setText, show } from './dom.js';
 import { confirmed } from './confirm.js';
 import { HttpError, request } from './api.js';
 import { Panel, errorText } from './panel.js';
-import { compact, count, percent, quota } from './format.js';
+import { ago, compact, count, percent, quota, whose } from './format.js';
 
 /** Maximum keys shown per candidate. */
 const MAX_KEYS = 4;
@@ -21,7 +21,8 @@ export class Shadow {
     return this.#panel.load('/v1/shadow', (response) => this.#draw(response));
   }
 
-  #draw({ candidates, shadows }) {
+  #draw({ candidates, shadows, ...all }) {
+    setText(byId('shadow-of'), candidates.length + shadows.length ? whose(all) : '');
     show(byId('candidates'), candidates.length > 0);
     show(byId('shadows'), shadows.length > 0);
     if (candidates.length + shadows.length === 0) {
@@ -48,7 +49,7 @@ export class Shadow {
         return {
           node: el('tr', {}, el('th', { scope: 'row' }, policy), requests, denies, share),
           update: (now) => {
-            setText(requests, compact(now.requests));
+            setText(requests, requestsText(now));
             setText(denies, compact(now.would_deny));
             setText(shareText, percent(now.would_deny, now.requests));
             bar.style.setProperty('--part', now.requests ? now.would_deny / now.requests : 0);
@@ -84,7 +85,7 @@ export class Shadow {
       update: (now) => {
         shown = now;
         setText(quotas, `${quota(now.live)} → ${quota(now.candidate)}`);
-        setText(requests, compact(now.requests));
+        setText(requests, requestsText(now));
         setText(denied, compact(now.newly_denied));
         setText(allowed, compact(now.newly_allowed));
         list(
@@ -109,12 +110,13 @@ export class Shadow {
     };
   }
 
-  async #promote({ policy, live, candidate, requests, newly_denied: denied, newly_allowed: allowed }) {
+  async #promote({ policy, live, candidate, requests, since, newly_denied: denied, newly_allowed: allowed }) {
     const share = (n, what) => `${percent(n, requests)} of ${compact(requests)} compared requests are ${what}`;
+    const compared = `${share(denied, 'newly denied')}, ${percent(allowed, requests)} newly allowed; the comparison began ${since && ago(since)}`;
     const facts = [
       ['Now', quota(live)],
       ['After', `${quota(candidate)}, at once and on all instances. Usage is kept.`],
-      ['Affects', `all keys of ${policy}: ${share(denied, 'newly denied')}, ${percent(allowed, requests)} newly allowed`],
+      ['Affects', `all keys of ${policy}: ${requests ? compared : 'no request was compared yet'}`],
     ];
     if (!(await confirmed({ title: `Promote the candidate of ${policy}`, facts, action: 'Promote' }))) return;
     await this.#send(`/v1/policies/${encodeURIComponent(policy)}/promote`, 'Promote', ({ change }) => {
@@ -135,3 +137,6 @@ export class Shadow {
     }
   }
 }
+
+/** How many requests, and when the count began. */
+const requestsText = ({ requests, since }) => compact(requests) + (since ? `, first ${ago(since)}` : '');

@@ -131,11 +131,11 @@ function storeText({ kind, url, refuses_decisions: refuses, degraded }) {
 }
 
 /** The sum of all instances, then one line for each. */
-function fleetText({ instances, error, ...all }) {
+function fleetText({ instances, error, alone_since: since, ...all }) {
   const rates = (one) => `${rate(one.allowed_per_s)} allowed, ${rate(one.denied_per_s)} denied`;
   const line = (one) => `${one.name}${one.this ? ' (this)' : ''}: ${rates(one)}${one.degraded ? ', store unavailable' : ''}`;
   const lines = [`${count(instances.length)} instance${instances.length === 1 ? '' : 's'}: ${rates(all)}`, ...instances.map(line)];
-  return [...lines, error && `others are unknown: ${error}`].filter(Boolean).join('\n');
+  return [...lines, error && `others are unknown since ${time(since)}: ${error}`].filter(Boolean).join('\n');
 }
 
 /** Exported and lost spans. */

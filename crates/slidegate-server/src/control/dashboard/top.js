@@ -3,7 +3,7 @@
 import { byId, el, list, options, setText, show } from './dom.js';
 import { exports } from './exports.js';
 import { Panel } from './panel.js';
-import { ago, compact, count, duration, isCandidate, percent, time } from './format.js';
+import { ago, compact, count, duration, isCandidate, percent, time, whose } from './format.js';
 
 const LIMIT = 20;
 
@@ -52,7 +52,7 @@ export class Top {
     );
   }
 
-  #draw({ policy, by, keys, error_bound: bound, period_s: period }) {
+  #draw({ policy, by, keys, error_bound: bound, looked_up: looked, period_s: period, ...all }) {
     const [heading, what] = ORDERS[by];
     setText(byId('top-count'), heading);
     setText(byId('top-last'), by === 'blocked' ? 'By' : 'Last');
@@ -61,11 +61,11 @@ export class Top {
     const isCounted = by === 'used' || by === 'denied';
     const span = isCounted && `In the last ${period / 60} to ${(2 * period) / 60} minutes.`;
     const error = isCounted && (bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.');
+    const isClosest = by === 'closest';
+    const of = isClosest && `The ${count(looked)} keys that were fullest at their last decision, from 1 % on, by what is taken now.`;
     const bars = by !== 'blocked' && 'Bars: taken of the limit now.';
-    setText(
-      byId('top-bound'),
-      this.#shown.length === 0 ? 'No keys.' : [span, error, bars].filter(Boolean).join(' '),
-    );
+    const text = this.#shown.length ? [of, span, error, bars] : ['No keys.', span];
+    setText(byId('top-bound'), [...text, by !== 'blocked' && whose(all)].filter(Boolean).join(' '));
     list(
       byId('top-rows'),
       this.#shown.map((one) => ({ ...one, by, blocker: one.by })),
@@ -92,10 +92,9 @@ export class Top {
           update: (one) => {
             setText(figure, figureOf(one));
             setText(more, moreOf(one));
-            const { now } = one;
-            bar.hidden = !now;
-            if (now) bar.style.setProperty('--part', part(now));
-            bar.toggleAttribute('data-full', Boolean(now) && part(now) >= 1);
+            bar.hidden = !one.now;
+            if (one.now) bar.style.setProperty('--part', one.share);
+            bar.toggleAttribute('data-full', Boolean(one.now) && one.share >= 1);
             setText(last, one.by === 'blocked' ? one.blocker : one.last_at ? ago(one.last_at) : '–');
           },
         };
@@ -104,17 +103,15 @@ export class Top {
   }
 }
 
-/** The part of the limit that is taken, from 0 to 1. */
-const part = ({ limit, remaining }) => (limit === 0 ? 1 : Math.max(0, limit - remaining) / limit);
-
-function figureOf({ by, count: counted, at_most_over: over, until, now }) {
+function figureOf({ by, count: counted, at_most_over: over, until, share }) {
   if (by === 'blocked') return time(until);
-  if (by === 'closest') return percent(Math.round(1000 * part(now)), 1000);
+  if (by === 'closest') return percent(Math.round(1000 * share), 1000);
   return compact(counted) + (over ? ` −${compact(over)}` : '');
 }
 
 function moreOf({ by, held, now }) {
   if (by === 'blocked') return '';
+  if (by === 'closest' && !now) return 'at its last decision';
   const wait = now && waitText(now);
   return [
     now && `${compact(Math.max(0, now.limit - now.remaining))} of ${compact(now.limit)}`,

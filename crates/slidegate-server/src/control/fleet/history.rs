@@ -12,6 +12,8 @@ use crate::record::OtherCounts;
 
 /// Minimum time between compared reads: five publications, so that one more or less makes no difference.
 const SPAN_MS: u64 = 15_000;
+/// A step with a longer gap is unknown. The first read of an instance comes within this time of its start.
+const LONGEST_GAP_MS: u64 = 1000;
 /// Spans kept: an hour.
 const SPANS: usize = 240;
 
@@ -30,6 +32,8 @@ pub(super) struct FleetHistory {
 struct Span {
     from_ms: u64,
     to_ms: u64,
+    /// Records at its ends.
+    instances: usize,
     /// Allowed and denied requests.
     requests: [u64; 2],
     /// Checks allowed, denied, and denied in shadow, of at most [`MAX_POLICIES`].
@@ -92,11 +96,32 @@ impl FleetHistory {
         }
         let known = self.last.as_ref().filter(|(_, records)| !records.is_empty());
         OtherCounts {
+            unknown: self.unknown(times_ms),
             instances: known.map_or(0, |(_, records)| records.len()),
             complete_until_ms: known.map(|(at_ms, _)| *at_ms),
             requests,
             policies,
         }
+    }
+
+    /// The steps in which instances were not read, although there were some before or after.
+    fn unknown(&self, times_ms: &[u64]) -> Vec<bool> {
+        let mut unknown = vec![false; times_ms.len().saturating_sub(1)];
+        let mut mark = |from_ms: u64, to_ms: u64| {
+            for (unknown, step) in unknown.iter_mut().zip(times_ms.windows(2)) {
+                let gap_ms = step[1].min(to_ms).saturating_sub(step[0].max(from_ms));
+                *unknown |= gap_ms > LONGEST_GAP_MS;
+            }
+        };
+        for (before, after) in self.spans.iter().zip(self.spans.iter().skip(1)) {
+            if before.instances + after.instances > 0 {
+                mark(before.to_ms, after.from_ms);
+            }
+        }
+        if let Some(before) = self.spans.back().filter(|span| span.instances > 0) {
+            mark(before.to_ms, self.last.as_ref().map_or(u64::MAX, |(at_ms, _)| *at_ms));
+        }
+        unknown
     }
 }
 
@@ -124,6 +149,7 @@ impl Span {
         Self {
             from_ms,
             to_ms,
+            instances: before.len() + after.len(),
             requests,
             policies: policies.map(|(name, counts)| (name.into(), counts)).collect(),
         }
@@ -160,9 +186,8 @@ mod tests {
         Instance { id: id.to_owned(), is_this: false, record }
     }
 
-    /// Reads records every 15 seconds (`None`: the read fails) and returns the allowed requests in steps of
-    /// ten seconds.
-    fn allowed(reads: &[Option<&[(&str, u64)]>]) -> Vec<u64> {
+    /// The history after records were read every 15 seconds (`None`: the read fails).
+    fn history(reads: &[Option<&[(&str, u64)]>]) -> FleetHistory {
         let mut history = FleetHistory::default();
         for (at_ms, records) in (0..).step_by(15_000).zip(reads) {
             match records {
@@ -174,8 +199,17 @@ mod tests {
                 None => history.interrupt(),
             }
         }
-        let times: Vec<u64> = (0..=reads.len() as u64 * 3 / 2).map(|step| step * 10_000).collect();
-        let [allowed, denied] = history.counts(&times).requests;
+        history
+    }
+
+    /// Steps of ten seconds.
+    fn times(reads: &[Option<&[(&str, u64)]>]) -> Vec<u64> {
+        (0..=reads.len() as u64 * 3 / 2).map(|step| step * 10_000).collect()
+    }
+
+    fn allowed(reads: &[Option<&[(&str, u64)]>]) -> Vec<u64> {
+        let times = times(reads);
+        let [allowed, denied] = history(reads).counts(&times).requests;
         assert_eq!(denied, vec![0; times.len() - 1], "it did not rise");
         allowed
     }
@@ -219,6 +253,20 @@ mod tests {
             history.add(at_ms, &[instance("a", allowed)], |_| true);
         }
         assert_eq!(history.counts(&[0, 30_000, 60_000, 90_000]).requests[0], [7, 8, 0]);
+    }
+
+    /// A time in which the store was away must not look like one in which nobody asked.
+    #[test]
+    fn steps_in_which_the_others_were_not_read_are_marked() {
+        let unknown = |reads: &[Option<&[(&str, u64)]>]| history(reads).counts(&times(reads)).unknown;
+        let (a, nobody) = (Some(&[("a", 9)][..]), Some(&[][..]));
+        // Reads every 15 seconds in steps of 10: the gap is from the second read to the fourth, or to the end.
+        assert_eq!(unknown(&[a, a, None, a, a]), [false, true, true, true, true, false, false]);
+        assert_eq!(unknown(&[a, a, None, a]), [false, true, true, true, true, false]);
+        assert_eq!(unknown(&[a, a, None]), [false, true, true, true]);
+        assert_eq!(unknown(&[a, a, a]), [false; 4]);
+        // Nobody is missed where there was nobody.
+        assert_eq!(unknown(&[nobody, nobody, None, nobody, nobody]), [false; 7]);
     }
 
     /// A client that may write to the store must neither fill the memory of instances nor name policies.

@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::engine::OpenCost;
-use crate::record::{Counts, KeyCount, Ranking};
+use crate::engine::shadow::ShadowFigures;
+use crate::record::{Counts, FullKey, KeyCount, Ranking};
 use slidegate::clock::Timestamp;
 
 /// Maximum bytes of a record: the limit of the store.
@@ -39,8 +40,11 @@ pub(crate) struct Record {
     /// Number of active run-time changes, and their digest.
     pub(crate) changes: u64,
     pub(crate) changes_digest: u64,
-    /// Whether fallbacks may decide.
+    /// Whether fallbacks may decide, or did in the last interval.
     pub(crate) degraded: bool,
+    /// The version of the time zone data, if there is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) time_zones: Option<String>,
     /// Checks over all policies since the start.
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
@@ -53,6 +57,9 @@ pub(crate) struct Record {
     /// Keys with the most usage, and with the most denials.
     pub(crate) used: TopPart,
     pub(crate) denials: TopPart,
+    /// The fullest keys of all policies, the fullest first.
+    #[serde(default)]
+    pub(crate) fullest: Vec<FullestKey>,
 }
 
 /// Checks of the last interval.
@@ -86,6 +93,9 @@ pub(crate) struct PolicyTotals {
     pub(crate) open_reservations: u64,
     #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
     pub(crate) held: u64,
+    /// Of a shadow policy, or of a candidate under its own name.
+    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shadow: Option<ShadowFigures>,
 }
 
 /// The first keys in one order, over all policies.
@@ -114,6 +124,23 @@ pub(crate) struct TopKey {
     last_us: u64,
 }
 
+/// A key of one policy, redacted, at its last decision.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FullestKey {
+    #[serde(rename = "p")]
+    policy: String,
+    #[serde(rename = "k")]
+    key: String,
+    /// In millionths.
+    #[serde(rename = "s")]
+    share: u64,
+    /// Microseconds since the epoch.
+    #[serde(rename = "r")]
+    resets_us: u64,
+    #[serde(rename = "t")]
+    last_us: u64,
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
 fn is_zero(number: &u64) -> bool {
     *number == 0
@@ -132,6 +159,7 @@ impl Record {
             for part in [&mut record.used, &mut record.denials] {
                 part.cut(keys);
             }
+            record.fullest.truncate(keys);
             let bytes = serde_json::to_vec(&record).expect("strings and numbers serialize");
             if bytes.len() <= MAX_BYTES || policies + keys == 0 {
                 return bytes;
@@ -146,7 +174,8 @@ impl Record {
         let is_text = |text: &str| {
             (1..=MAX_TEXT).contains(&text.len()) && text.chars().all(|one| one.is_ascii_graphic())
         };
-        let is_sound = [&record.name, &record.version, &record.config].into_iter().all(|text| is_text(text));
+        let texts = [&record.name, &record.version, &record.config];
+        let is_sound = texts.into_iter().chain(&record.time_zones).all(|text| is_text(text));
         is_sound.then_some(record)
     }
 
@@ -168,6 +197,7 @@ impl PolicyTotals {
             near_limit,
             open_reservations: open.reservations,
             held: open.held,
+            shadow: None,
         }
     }
 
@@ -185,6 +215,28 @@ impl PolicyTotals {
         ] {
             *sum = sum.saturating_add(one);
         }
+    }
+}
+
+impl FullestKey {
+    pub(super) fn new(policy: &str, one: &FullKey) -> Self {
+        Self {
+            policy: policy.to_owned(),
+            key: one.key.to_string(),
+            share: one.share,
+            resets_us: one.resets_at.as_micros(),
+            last_us: one.last_at.as_micros(),
+        }
+    }
+
+    /// The key, if it is of this policy.
+    pub(super) fn of(&self, policy: &str) -> Option<FullKey> {
+        (self.policy == policy).then(|| FullKey {
+            key: self.key.as_str().into(),
+            share: self.share,
+            resets_at: Timestamp::from_micros(self.resets_us),
+            last_at: Timestamp::from_micros(self.last_us),
+        })
     }
 }
 
@@ -234,6 +286,7 @@ pub(crate) mod tests {
             changes: 0,
             changes_digest: 0,
             degraded: false,
+            time_zones: None,
             allowed: 0,
             denied: 0,
             recent: Recent::default(),
@@ -241,6 +294,7 @@ pub(crate) mod tests {
             more_policies: 0,
             used: TopPart::default(),
             denials: TopPart::default(),
+            fullest: Vec::new(),
         }
     }
 
@@ -267,6 +321,16 @@ pub(crate) mod tests {
             "policy-1",
             ranking(&(0..50).map(|n| (format!("{hostile}{n}"), 1000 - n)).collect::<Vec<_>>()),
         );
+        let fullest = |share: u64| {
+            let key = FullKey {
+                key: format!("{hostile}{share}").into(),
+                share,
+                resets_at: Timestamp::from_secs(99),
+                last_at: Timestamp::from_secs(9),
+            };
+            FullestKey::new("policy-1", &key)
+        };
+        full.fullest = (0..50).rev().map(fullest).collect();
         let bytes = full.fitted();
         assert!(bytes.len() <= MAX_BYTES, "{}", bytes.len());
         let read = Record::read(&bytes).unwrap();
@@ -274,11 +338,21 @@ pub(crate) mod tests {
         assert!(read.policies.iter().all(|one| one.allowed > 400), "the busiest are kept");
         let listed = read.used.keys.len() as u64;
         assert!(listed < 10);
+        assert!(read.fullest.iter().map(|one| one.share).eq((50 - listed..50).rev()), "the fullest are kept");
         assert_eq!(read.used.error_bound, 1000 - listed, "the first that is left out");
         let mut usual = record("host-1.example:7979");
         usual.policies =
             vec![PolicyTotals { policy: "per-user".to_owned(), allowed: 5, ..PolicyTotals::default() }];
         usual.used.add("per-user", ranking(&[("alice".to_owned(), 3)]));
+        let known = FullestKey {
+            policy: "per-user".to_owned(),
+            key: "bob".to_owned(),
+            share: 7,
+            resets_us: 8,
+            last_us: 9,
+        };
+        usual.fullest = vec![known.clone()];
+        assert_eq!((known.of("per-ip"), known.of("per-user").unwrap().share), (None, 7));
         let bytes = usual.fitted();
         assert!(bytes.len() < 512, "a few hundred bytes: {}", bytes.len());
         assert_eq!(Record::read(&bytes), Some(usual));

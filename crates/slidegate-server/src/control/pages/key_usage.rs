@@ -46,12 +46,11 @@ impl KeyUsage {
         }
     }
 
-    /// The used share of the limit, in millionths.
-    pub(super) fn part(&self) -> u64 {
-        let taken = u128::from(self.limit - self.remaining.min(self.limit));
-        // A limit of 0 is always full.
-        let part = if self.limit == 0 { 1_000_000 } else { taken * 1_000_000 / u128::from(self.limit) };
-        u64::try_from(part).unwrap_or(u64::MAX)
+    /// The taken part of the limit, from 0 to 1. A limit of 0 is always full.
+    #[allow(clippy::cast_precision_loss)] // a share
+    pub(super) fn share(&self) -> f64 {
+        let taken = self.limit - self.remaining.min(self.limit);
+        if self.limit == 0 { 1.0 } else { taken as f64 / self.limit as f64 }
     }
 }
 
@@ -64,9 +63,18 @@ pub(super) struct BlockedKey {
     by: String,
 }
 
-/// The usage of these keys, by policy and key. Omits keys that are too long to be known, and keys that the
-/// store finds only by further attributes.
+/// The usage of these keys, by policy and key.
 pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(String, String), KeyUsage> {
+    let peeked = peek(app, keys).await.into_iter();
+    peeked.map(|(key, (decision, quota))| (key, KeyUsage::of(&decision, &quota))).collect()
+}
+
+/// Peeks at these keys, at most [`MAX_KEYS`], by policy and key. Omits keys that are too long to be known, and keys
+/// that the store finds only by further attributes.
+pub(super) async fn peek(
+    app: &App,
+    keys: &[(String, String)],
+) -> HashMap<(String, String), (Decision, Quota)> {
     let policies = app.policies();
     let tag =
         if let Some(shared) = app.shared() { shared.store().hash_tag().map(str::to_owned) } else { None };
@@ -86,14 +94,14 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
         // The memory store knows each key's tier.
         let found = join_all(requests.iter().map(|request| app.store().inspect(request))).await;
         let found = found.into_iter().flatten().flatten();
-        return found.map(|one| ((one.policy, one.key), KeyUsage::of(&one.decision, &one.quota))).collect();
+        return found.map(|one| ((one.policy, one.key), (one.decision, one.quota))).collect();
     }
     let decisions = app.store().apply(Some(Verb::Peek), &requests, None).await;
     let enforced = decisions.iter().filter(|one| candidate_of(one.policy().name()).is_none());
     enforced
         .map(|one| {
-            let usage = KeyUsage::of(one.decision(), one.policy().quota());
-            ((one.policy().name().to_owned(), one.key().to_string()), usage)
+            let name = (one.policy().name().to_owned(), one.key().to_string());
+            (name, (*one.decision(), *one.policy().quota()))
         })
         .collect()
 }

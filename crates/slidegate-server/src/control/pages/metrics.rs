@@ -519,7 +519,7 @@ fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result 
     let help = "How often the list of instances held what no instance wrote, and was replaced";
     page.total("store_instances_replaced", help, stats.instances_replaced)?;
     if let Some(differs_for) = fleet_differs_for {
-        let help = "How long instances that share the store have differed in version or configuration; 0: they agree";
+        let help = "How long instances that share the store have differed in version, configuration or time zone data; 0: they agree";
         page.seconds("fleet_differs", help, differs_for.as_secs_f64())?;
     }
     page.total("store_calls", "Script calls to the store", stats.calls)?;

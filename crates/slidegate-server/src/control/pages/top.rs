@@ -1,7 +1,7 @@
 //! `/v1/top`: the keys with the most usage or denials, closest to their limit, or blocked.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -9,6 +9,8 @@ use axum::http::Uri;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
+use slidegate::clock::{Clock, Timestamp};
+use slidegate_config::names::candidate_of;
 
 use super::key_usage::{self, BlockedKey, KeyUsage};
 use super::parts::{off, policy};
@@ -16,8 +18,9 @@ use crate::control::fleet::FleetView;
 use crate::control::state::AdminState;
 use crate::engine::App;
 use crate::engine::explanation::time;
+use crate::record::fullest::WHOLE;
 use crate::record::observer::Observer;
-use crate::record::top::{By, KeyCount, PERIOD, Ranking};
+use crate::record::top::{By, PERIOD, Ranking};
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
 
@@ -25,9 +28,6 @@ use crate::wire::query::Parameters;
 const KEYS: usize = 20;
 /// Maximum keys in a response.
 const MAX_KEYS: usize = 1000;
-
-/// A key with its policy.
-type Counted<'r> = (&'r String, &'r KeyCount);
 
 pub(super) async fn top(State(admin): AdminState, uri: Uri) -> Result<Response, Problem> {
     let app = &admin.app;
@@ -51,79 +51,88 @@ pub(super) async fn top(State(admin): AdminState, uri: Uri) -> Result<Response, 
     }
     let mut names = observer.policies();
     names.retain(|name| policy.as_ref().is_none_or(|one| one == name));
-    let rankings = rankings(observer, fleet.as_ref(), &names, order);
-    let counted = first_keys(&rankings, order, limit);
-    let now = usage_now(app, &counted).await;
-    let instances = fleet.as_ref().map_or(&[][..], |fleet| &fleet.instances);
-    let shows_this = fleet.is_none() || instances.iter().any(|instance| instance.is_this);
+    let (fleet, mut rankings) = (fleet.as_ref(), Vec::new());
+    let mut first = match order {
+        Order::Counted(by) => {
+            rankings = names.iter().map(|name| (name, ranking(observer, fleet, name, by))).collect();
+            most_counted(&rankings, limit)
+        }
+        _ => fullest(observer, fleet, &names),
+    };
+    let now = usage_now(app, &first).await;
+    let shows_this = fleet.is_none_or(|fleet| fleet.instances.iter().any(|instance| instance.is_this));
     let held = if shows_this { held(app, policy.as_deref()) } else { HashMap::new() };
-    let listed = counted.iter().enumerate().map(|(at, (policy, one))| TopKeyBody {
-        held: held.get(&(policy.as_str().into(), one.key.to_string())).copied().unwrap_or(0),
-        policy,
-        key: one.key.to_string(),
-        count: one.count,
-        at_most_over: one.over,
-        last_at: time(one.last_at),
-        now: now.get(at).copied().flatten(),
-    });
-    let mut keys: Vec<_> = listed.collect();
+    for (one, now) in first.iter_mut().zip(now) {
+        one.held = held.get(&(one.policy.into(), one.key.clone())).copied().unwrap_or(0);
+        one.share = now.map(|now| now.share()).or(one.share);
+        one.now = now;
+    }
+    let mut looked_up = None;
     if order == Order::Closest {
-        keys.retain(|key| key.now.is_some_and(|now| now.part() > 0));
-        keys.sort_by_key(|key| Reverse(key.now.map(|now| now.part())));
-        keys.truncate(limit);
+        looked_up = Some(first.len());
+        first.retain(|one| one.share > Some(0.0));
+        first.sort_by(|a, b| b.share.unwrap_or(0.0).total_cmp(&a.share.unwrap_or(0.0)));
+        first.truncate(limit);
     }
     Ok(problem::ok(&Tops {
         policy: policy.as_deref(),
         by: order.name(),
-        instances: fleet.as_ref().map_or(1, |fleet| fleet.instances.len()),
-        fleet_error: fleet.as_ref().and_then(|fleet| fleet.error.clone()),
+        instances: fleet.map_or(1, |fleet| fleet.instances.len()),
+        fleet_error: fleet.and_then(|fleet| fleet.error.clone()),
         error_bound: rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0),
         sampled: rankings.iter().any(|(_, ranking)| ranking.is_sampled),
+        looked_up,
         period_s: PERIOD.as_secs(),
-        keys,
+        keys: first,
     }))
 }
 
-/// The rankings of these policies by what the order lists, over all shown instances.
-fn rankings<'n>(
-    observer: &Observer,
-    fleet: Option<&FleetView>,
-    names: &'n [String],
-    order: Order,
-) -> Vec<(&'n String, Ranking)> {
-    let ranked = names.iter().flat_map(|name| order.counted().iter().map(move |by| (name, *by)));
-    let rankings = ranked.map(|(name, by)| {
-        let own = observer.ranking(name, by);
-        (
-            name,
-            match fleet {
-                Some(fleet) => fleet.ranking(name, by, own),
-                None => own,
-            },
-        )
-    });
-    rankings.collect()
+/// The ranking of a policy over all shown instances.
+fn ranking(observer: &Observer, fleet: Option<&FleetView>, policy: &str, by: By) -> Ranking {
+    let own = observer.ranking(policy, by);
+    match fleet {
+        Some(fleet) => fleet.ranking(policy, by, own),
+        None => own,
+    }
 }
 
-/// The keys to list. Of [`Order::Closest`], those whose usage is looked up.
-fn first_keys<'r>(rankings: &'r [(&'r String, Ranking)], order: Order, limit: usize) -> Vec<Counted<'r>> {
-    let keys = |(name, ranking): &'r (&'r String, Ranking)| ranking.keys.iter().map(move |one| (*name, one));
-    let mut keys: Vec<_> = rankings.iter().flat_map(keys).collect();
+fn most_counted<'n>(rankings: &[(&'n String, Ranking)], limit: usize) -> Vec<TopKeyBody<'n>> {
+    let keys = rankings.iter().flat_map(|(name, ranking)| ranking.keys.iter().map(move |one| (*name, one)));
+    let mut keys: Vec<_> = keys.collect();
     keys.sort_by_key(|(_, one)| Reverse(one.count));
-    if order == Order::Closest {
-        // Most recently decided keys first, each once.
-        keys.sort_by_key(|(_, one)| Reverse(one.last_at));
-        let mut seen = HashSet::new();
-        keys.retain(|(name, one)| seen.insert((*name, Arc::clone(&one.key))));
-        keys.truncate(key_usage::MAX_KEYS);
-    } else {
-        keys.truncate(limit);
+    keys.truncate(limit);
+    let listed = keys.into_iter().map(|(policy, one)| TopKeyBody {
+        count: Some(one.count),
+        at_most_over: Some(one.over),
+        ..TopKeyBody::new(policy, &one.key, one.last_at)
+    });
+    listed.collect()
+}
+
+/// The keys that were fullest at their last decision, as many as can be looked up.
+fn fullest<'n>(observer: &Observer, fleet: Option<&FleetView>, names: &'n [String]) -> Vec<TopKeyBody<'n>> {
+    let now = observer.wall_time(observer.clock.now());
+    let mut keys = Vec::new();
+    for name in names.iter().filter(|name| candidate_of(name).is_none()) {
+        let own = observer.fullest(name);
+        let fullest = match fleet {
+            Some(fleet) => fleet.fullest(name, own, now),
+            None => own,
+        };
+        keys.extend(fullest.into_iter().map(|one| (name, one)));
     }
-    keys
+    keys.sort_by_key(|(_, one)| Reverse(one.strength(now)));
+    keys.truncate(key_usage::MAX_KEYS);
+    #[allow(clippy::cast_precision_loss)] // millionths
+    let listed = keys.into_iter().map(|(policy, one)| TopKeyBody {
+        share: (one.resets_at > now).then(|| one.share as f64 / WHOLE as f64),
+        ..TopKeyBody::new(policy, &one.key, one.last_at)
+    });
+    listed.collect()
 }
 
 /// The usage now of the first keys. `None`: not known.
-async fn usage_now(app: &App, keys: &[Counted<'_>]) -> Vec<Option<KeyUsage>> {
+async fn usage_now(app: &App, keys: &[TopKeyBody<'_>]) -> Vec<Option<KeyUsage>> {
     // A redacted text may stand for a key that only another instance knows.
     let unredacted = |policy: &str, shown: &str| match app.observer().keys_shown_as(policy, shown) {
         None => Some(shown.to_owned()),
@@ -131,10 +140,11 @@ async fn usage_now(app: &App, keys: &[Counted<'_>]) -> Vec<Option<KeyUsage>> {
     };
     let looked_up = keys.iter().take(key_usage::MAX_KEYS);
     let named: Vec<_> =
-        looked_up.map(|(policy, one)| Some(((*policy).clone(), unredacted(policy, &one.key)?))).collect();
+        looked_up.map(|one| Some((one.policy.to_owned(), unredacted(one.policy, &one.key)?))).collect();
     let asked: Vec<_> = named.iter().flatten().cloned().collect();
     let usage = key_usage::usage_of(app, &asked).await;
-    named.iter().map(|name| usage.get(name.as_ref()?).copied()).collect()
+    let of = |name: &Option<_>| usage.get(name.as_ref()?).copied();
+    named.iter().map(of).chain(std::iter::repeat(None)).take(keys.len()).collect()
 }
 
 /// Cost held by open reservations of this instance, by policy and key as shown.
@@ -177,15 +187,6 @@ impl Order {
             Self::Blocked => "blocked",
         }
     }
-
-    /// The counts to list.
-    fn counted(self) -> &'static [By] {
-        match self {
-            Self::Counted(By::Used) => &[By::Used],
-            Self::Counted(By::Denied) => &[By::Denied],
-            Self::Closest | Self::Blocked => &[By::Used, By::Denied],
-        }
-    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -204,7 +205,10 @@ pub(crate) struct Tops<'a> {
     sampled: bool,
     /// Counts cover the current period and the previous one, each this long.
     period_s: u64,
-    /// Highest count first.
+    /// Of `by=closest`: how many keys were looked up, those that were fullest at their last decision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    looked_up: Option<usize>,
+    /// Highest count or share first.
     keys: Vec<TopKeyBody<'a>>,
 }
 
@@ -222,12 +226,25 @@ pub(crate) struct BlockedKeys {
 struct TopKeyBody<'a> {
     policy: &'a str,
     key: String,
-    count: u64,
+    /// Absent by `closest`, like `at_most_over`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
     /// Maximum overestimate of the count.
-    at_most_over: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at_most_over: Option<u64>,
     /// Cost held by open reservations of this instance.
     held: u64,
     last_at: String,
+    /// The taken part of the limit, 1 if it is full: now, or at the last decision if `now` is not known. `null`: not
+    /// known.
+    share: Option<f64>,
     /// `null`: not known.
     now: Option<KeyUsage>,
+}
+
+impl<'a> TopKeyBody<'a> {
+    fn new(policy: &'a str, key: &str, last_at: Timestamp) -> Self {
+        let (key, last_at) = (key.to_owned(), time(last_at));
+        Self { policy, key, count: None, at_most_over: None, held: 0, last_at, share: None, now: None }
+    }
 }

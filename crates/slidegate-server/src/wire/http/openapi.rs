@@ -21,6 +21,7 @@ use crate::control::admin::reset::{ResetStep, ResetStepDone};
 use crate::control::admin::shadows::Shadow;
 use crate::control::admin::status::Status;
 use crate::control::pages::Events;
+use crate::control::pages::key_list::KeyPage;
 use crate::control::pages::top::{BlockedKeys, Tops};
 use crate::record::HistoryReport;
 use crate::wire::problem::Members;
@@ -35,7 +36,7 @@ type Responses<'a> = (
     (Members<'a>, QuotaProblem<'a>, Denial<'a>, ReserveDenial<'a>, ExtensionDenial<'a>),
     (Answer<'a>, AnyDecision<'a>, BatchAnswer<'a>, Reserved<'a>, ChangeAnswer<'a>, Extended<'a>, Reset),
     (HealthBody, Ready, Status<'a>, Policies<'a>, Shadow<'a>, Changes<'a>, Changed<'a>, ResetStepDone),
-    (ShownKey<'a>, KeyDone<'a>, Events<'a>, Tops<'a>, BlockedKeys, HistoryReport),
+    (ShownKey<'a>, KeyDone<'a>, Events<'a>, Tops<'a>, BlockedKeys, KeyPage<'a>, HistoryReport),
 );
 
 /// Responses of more than one route: status, name, description, content and headers.
@@ -165,6 +166,9 @@ fn routes() -> Vec<Route> {
             .about("Each call is one step. Start without a cursor, and send the cursor of each response until it is null. Decisions continue meanwhile; keys added meanwhile may stay.")
             .takes("PolicyName").may_read("ResetStep")
             .responds(200, "The step is done.", "PolicyReset").named(&["UnsupportedMediaType", ASKED]),
+        route("GET /v1/keys", "keys", "The keys of a policy with their usage, in pages")
+            .about("Start without a cursor, and send the cursor of each response until it is null. A page may be empty although there are more.")
+            .takes("KeysPolicy Over KeysLimit KeysCursor").responds(200, "A page.", "KeyPage").named(&[ASKED]),
         route("GET /v1/keys/{policy}/{key}", "key", "The usage of a key, and when it is freed")
             .takes("Policy Key").responds(200, "The key.", "Key").named(&[ASKED]),
         route("POST /v1/keys/{policy}/{key}/{action}", "changeKey", "reset, refund, penalize, block, unblock, override or clear-override")
@@ -236,12 +240,16 @@ fn parameters() -> Value {
         ("EventPolicy", "policy", "query", text(), "All policies if absent."),
         ("EventKey", "key", "query", text(), "All keys if absent."),
         ("EventLimit", "limit", "query", number(1024, 100), "Maximum events."),
+        ("KeysPolicy", "policy", "query", text(), "The name of the policy."),
+        ("Over", "over", "query", text(), "Only keys from this share of their limit on, such as `80%`."),
+        ("KeysLimit", "limit", "query", number(1000, 1000), "Approximate number of keys, of all policies, to examine for this page."),
+        ("KeysCursor", "cursor", "query", text(), "The cursor of the previous page; absent for the first."),
         ("TopOrder", "by", "query", orders, "The order: charged cost or denials of the last minutes; the part of the limit that is taken now; blocks, those that end first in front."),
         ("TopLimit", "limit", "query", number(1000, 20), "Maximum keys."),
         ("Minutes", "minutes", "query", number(60, 60), "The length, up to now."),
     ];
     let parameter = |(key, name, place, schema, description)| {
-        let required = place == "path" || key == "QueryAttributes";
+        let required = place == "path" || ["QueryAttributes", "KeysPolicy"].contains(&key);
         (key, json!({"name": name, "in": place, "required": required, "schema": schema, "description": description}))
     };
     listed.into_iter().map(parameter).collect()

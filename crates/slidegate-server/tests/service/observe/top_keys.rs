@@ -110,6 +110,111 @@ fn keys_are_listed_by_the_part_of_their_limit_and_blocked_ones_by_their_end() {
     assert_eq!(used["keys"][0]["now"]["is_blocked"], true, "{used}");
 }
 
+/// A customer at 99 % of the limit must be on the list, also after many others.
+#[test]
+fn a_key_near_its_limit_is_listed_first_after_many_others() {
+    let folder = TempDir::new("observe-closest");
+    let server = start(&folder, "policies: [{name: p, scope: [user], quota: 100/1h}]");
+    check(&server, &json!({ "user": "alice" }));
+    let body = json!({ "attributes": { "user": "alice" }, "cost": 98 });
+    assert_eq!(server.post("/v1/check", &body.to_string()).status, 200);
+    for batch in 0..5 {
+        let one = |n| json!({ "attributes": { "user": format!("user-{batch}-{n}") } });
+        let requests: Vec<_> = (0..100).map(one).collect();
+        assert_eq!(server.post("/v1/check/batch", &json!({ "requests": requests }).to_string()).status, 200);
+    }
+    let closest = top(&server, "?by=closest&limit=2");
+    assert_eq!((&closest["keys"][0]["key"], &closest["keys"][0]["share"]), (&json!("alice"), &json!(0.99)));
+    assert_eq!(closest["keys"][1]["share"], 0.01, "{closest}");
+    let looked_up = closest["looked_up"].as_u64().unwrap();
+    assert_eq!(looked_up, 64, "it says of how many");
+    server.assert_matches_openapi("GET", "/v1/top?by=closest", None, 200);
+}
+
+/// The keys of a policy on all pages, and how many cannot be named.
+fn pages(server: &Server, query: &str) -> (Vec<Value>, u64) {
+    let (mut keys, mut unnamed, mut cursor) = (Vec::new(), 0, String::new());
+    for _ in 0..200 {
+        let page = server.get(&format!("/v1/keys?policy={query}{cursor}"));
+        assert_eq!(page.status, 200, "{}", page.body);
+        let page = page.json();
+        keys.extend(page["keys"].as_array().unwrap().iter().cloned());
+        unnamed += page["unnamed"].as_u64().unwrap();
+        match page["cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => return (keys, unnamed),
+        }
+    }
+    panic!("200 pages");
+}
+
+/// Support exports who is near the limit, and must learn of keys that the export cannot name.
+#[test]
+fn the_keys_of_a_policy_are_listed_with_their_usage_in_pages() {
+    let folder = TempDir::new("observe-keys");
+    let policies = "policies:\n  - {name: p, scope: [user], window: 1h, limit: {by: plan, values: {team: 600}, default: 10}}\n  \
+                    - {name: hidden, scope: [ip], quota: 10/1h, keys_shown: hashed}\n  - {name: all, quota: 10000/1h}\n";
+    let server = start(&folder, policies);
+    let cost = |n: u64| if n.is_multiple_of(10) { 9 } else { 1 };
+    for from in (0..1500).step_by(100) {
+        let one = |n: u64| json!({ "attributes": { "user": format!("u,{n}") }, "cost": cost(n) });
+        let body = json!({ "requests": (from..from + 100).map(one).collect::<Vec<_>>() });
+        assert_eq!(server.post("/v1/check/batch", &body.to_string()).status, 200);
+    }
+    let check = |attributes: Value, cost: u64| {
+        let body = json!({ "attributes": attributes, "cost": cost }).to_string();
+        assert_eq!(server.post("/v1/check", &body).status, 200);
+    };
+    check(json!({ "user": "a key of more than 15 bytes" }), 9);
+    check(json!({ "user": "alice", "plan": "team", "ip": "2001:db8:1:2345::7" }), 10);
+    let (keys, unnamed) = pages(&server, "p&limit=100");
+    assert_eq!((keys.len(), unnamed), (1501, 1));
+    let names: BTreeSet<_> = keys.iter().map(|one| one["key"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 1501, "each once");
+    let alice = keys.iter().find(|one| one["key"] == "alice").unwrap();
+    assert_eq!([&alice["used"], &alice["limit"], &alice["plan"]], [&json!(10), &json!(600), &json!("team")]);
+    assert!(alice["resets_at"].is_string(), "{alice}");
+    let (keys, _) = pages(&server, "p&over=80%");
+    assert_eq!(keys.len(), 150);
+    for one in &keys {
+        let n: u64 = one["key"].as_str().unwrap().strip_prefix("u%2C").unwrap().parse().unwrap();
+        assert_eq!(
+            (cost(n), &one["used"], &one["share"], &one["plan"]),
+            (9, &json!(9), &json!(0.9), &json!(null))
+        );
+    }
+    let of = |query: &str| server.get(&format!("/v1/keys{query}")).json();
+    let (hidden, _) = pages(&server, "hidden");
+    assert!(hidden[0]["key"].as_str().is_some_and(|key| key.starts_with('#')), "{hidden:?}");
+    let all = of("?policy=all");
+    assert_eq!((&all["keys"][0]["key"], &all["cursor"]), (&json!("*"), &json!(null)));
+    server.assert_matches_openapi("GET", "/v1/keys?policy=p&limit=1", None, 200);
+    for (query, said) in [
+        ("", "policy is missing; give one that /v1/policies lists, for example `?policy=per-user`"),
+        ("?policy=q", "unknown policy `q`: must be one that /v1/policies lists"),
+        (
+            "?policy=p&over=high",
+            "invalid over `high`: must be a share of the limit from 0% to 100%, for example `80%`",
+        ),
+        (
+            "?policy=p&over=101",
+            "invalid over `101`: must be a share of the limit from 0% to 100%, for example `80%`",
+        ),
+        ("?policy=p&limit=1001", "invalid limit `1001`: must be a whole number from 1 to 1000"),
+        ("?policy=p&cursor=x", "cursor `x` is invalid; send the one from the last step, or none to begin"),
+        (
+            "?policy=p&cursor=node.1.0.0.0.0.-",
+            "the cursor is that of a shared store, and this one is in memory; give none to begin",
+        ),
+        (
+            "?policy=p&key=a",
+            "unknown parameter `key`: must be one of policy, over, limit and cursor, once each",
+        ),
+    ] {
+        assert_eq!(of(query)["detail"], said, "{query}");
+    }
+}
+
 /// A page that polls this list must not count a customer by another plan's limit, as a peek without the plan would.
 #[test]
 fn a_look_leaves_a_key_under_the_limit_of_its_plan() {

@@ -2,6 +2,7 @@
 
 mod eviction;
 mod held;
+mod listed;
 mod saved;
 
 use super::Requote;
