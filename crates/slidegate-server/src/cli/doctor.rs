@@ -449,9 +449,6 @@ fn memory(server: &ServerInfo, _: &RedisStore) -> Finding {
     Finding::warning("memory", found, fix)
 }
 
-/// Longer windows than this are worth an append-only file.
-const SHORT: Duration = Duration::from_secs(3600);
-
 fn persistence(server: &ServerInfo, longest: Option<&Policy>) -> Finding {
     let node = &server.node;
     let states = ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"];
@@ -466,7 +463,8 @@ fn persistence(server: &ServerInfo, longest: Option<&Policy>) -> Finding {
         return Finding::ok("persistence", format!("{node} writes an append-only file"));
     }
     let found = format!("{node} writes no append-only file: after a restart, limits may be used once more");
-    match longest.filter(|policy| policy.quota().window() > SHORT) {
+    // Usage of an hour is soon there again.
+    match longest.filter(|policy| policy.quota().window() > Duration::from_secs(3600)) {
         None => Finding::ok("persistence", found),
         Some(policy) => Finding::warning(
             "persistence",

@@ -86,7 +86,12 @@ fn the_page_of_one_instance_shows_and_changes_the_fleet_and_tells_when_its_store
         assert_eq!(browser.value(fits), true, "no scrolling to the side at {width}");
     }
     redis.restart();
-    browser.until("document.getElementById('alarms').hidden && document.title === 'slidegate'");
+    // It was stopped without an append-only file.
+    browser.until("document.title === 'Usage lost by the store · slidegate'");
+    browser.until_text(
+        "#alarm-SlidegateStoreUsageLost",
+        "Keys of per-user (per 1h) may be admitted once more until ",
+    );
 }
 
 /// An operator who lands on the instance without traffic must see the incident, and what it does not know.

@@ -56,7 +56,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "shares",
         ],
     ),
-    ("engine/store", &["config", "log_limit", "stores"]),
+    ("engine/store", &["clock", "config", "log_limit", "stores"]),
     (
         "engine",
         &[

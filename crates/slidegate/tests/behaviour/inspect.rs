@@ -39,8 +39,7 @@ fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
     assert_eq!((found.decision.used(), found.decision.is_denied()), (10, true));
     assert_eq!(found.decision.retry_after(), Some(Duration::from_secs(30)));
     let room: Vec<_> = found.forecast.iter().map(|room| (room.after.as_secs(), room.used)).collect();
-    let expected = [(30, 9), (30, 8), (30, 7), (40, 6), (40, 5), (50, 4), (50, 3), (50, 2), (50, 1), (50, 0)];
-    assert_eq!(room, expected);
+    assert_eq!(room, [(30, 7), (40, 5), (50, 0)]);
     clock.advance(Duration::from_secs(30));
     assert_eq!(seconds(&gate.inspect(&alice(1)).unwrap()[0]), [(10, 2), (20, 5)]);
     let nobody = gate.inspect(&Request::new().with("user", "nobody")).unwrap().remove(0);

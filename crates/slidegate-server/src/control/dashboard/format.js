@@ -12,8 +12,11 @@ export const compact = (n) => (n < 10_000 ? whole.format(n) : short.format(n));
 /** 1,234 or 0.25: at most two decimals. */
 export const figure = (n) => (n < 10_000 ? Number(n.toFixed(n < 10 ? 2 : n < 100 ? 1 : 0)).toLocaleString('en') : short.format(n));
 
-/** 12.3/s */
-export const rate = (n) => (n > 0 && n < 0.01 ? '< 0.01/s' : `${figure(n)}/s`);
+/** 12.3/s, or a dash if it is unknown. */
+export function rate(n) {
+  if (n === null || n === undefined) return '–';
+  return n > 0 && n < 0.01 ? '< 0.01/s' : `${figure(n)}/s`;
+}
 
 /** 3.1 %, or a dash if the total is 0. */
 export function percent(part, of) {

@@ -281,9 +281,9 @@ export class Rates {
       const of = (name) =>
         isLive ? second[name] : this.#lines.find(({ live }) => live === name)?.values[shown];
       const [allowed, denied, shadow] = ['allowed', 'denied', 'shadow_denied'].map(of);
-      setText(byId('rate-allowed'), allowed === undefined ? '–' : rate(allowed));
-      setText(byId('rate-denied'), denied === undefined ? '–' : rate(denied));
-      setText(byId('rate-shadow'), shadow === undefined ? '–' : rate(shadow));
+      setText(byId('rate-allowed'), rate(allowed));
+      setText(byId('rate-denied'), rate(denied));
+      setText(byId('rate-shadow'), rate(shadow));
       setText(byId('rate-share'), allowed === undefined ? '–' : percent(denied, allowed + denied));
     }
     if (!isDecisions) this.#legend();
