@@ -27,8 +27,9 @@ use history::{Outcome, Policy, Reservation};
 /// Without the variables.
 const SECONDS: u64 = 7;
 const CLIENTS: u64 = 24;
-/// Fewest kills, however long they take.
+/// Fewest kills and settled reservations, however long they take.
 const LEAST_KILLS: usize = 3;
+const LEAST_SETTLED: u64 = 100;
 const USERS: usize = 3;
 /// Most in flight of each user.
 const IN_FLIGHT: u64 = 5;
@@ -80,6 +81,7 @@ fn run(fleet: &Fleet<'_>, seed: u64) -> Record {
         // Not by the date, which may be set meanwhile.
         while begun.elapsed() < Duration::from_secs(seconds)
             || fleet.kills.lock().unwrap().len() < LEAST_KILLS
+            || fleet.settled.load(Relaxed) < LEAST_SETTLED
         {
             thread::sleep(Duration::from_millis(200 + random.below(500)));
             let at = usize::try_from(random.below(INSTANCES as u64)).unwrap();
@@ -130,7 +132,9 @@ fn judge(url: &str, nodes: &[RedisServer], is_spread: bool) {
     let faults = checker::faults(&history, USERS, &rules);
     assert!(faults.is_empty(), "seed {seed}: {} faults:\n{}", faults.len(), faults.join("\n"));
     let count = |what: &str| counts.get(what).copied().unwrap_or(0);
-    for (what, least) in [("reservations", 100), ("settle Changed", 100), ("reservations denied", 10)] {
+    for (what, least) in
+        [("reservations", LEAST_SETTLED), ("settle Changed", LEAST_SETTLED), ("reservations denied", 10)]
+    {
         assert!(count(what) >= least, "there was a load: {counts:?}");
     }
     assert_ended(&fleet, &history, &rules, nodes);

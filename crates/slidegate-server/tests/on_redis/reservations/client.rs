@@ -85,6 +85,9 @@ impl<'f> Client<'f> {
 
     fn count(&mut self, what: &str) {
         *self.record.counts.entry(what.to_owned()).or_default() += 1;
+        if what == "settle Changed" {
+            self.fleet.settled.fetch_add(1, Relaxed);
+        }
     }
 
     fn reserve(&mut self) -> Option<Open> {

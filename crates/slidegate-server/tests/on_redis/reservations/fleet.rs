@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -23,6 +24,8 @@ pub(crate) struct Fleet<'s> {
     config: String,
     /// Which instance was killed, and when, by Redis's clock.
     pub(crate) kills: Mutex<Vec<(usize, u64)>>,
+    /// Reservations that a client settled in time.
+    pub(crate) settled: AtomicU64,
     _folder: TempDir,
 }
 
@@ -64,7 +67,15 @@ impl<'s> Fleet<'s> {
         let config = folder.file("slidegate.yaml", config);
         let ports = [(); INSTANCES].map(|()| [ports::free(), ports::free()]);
         let instances = [0, 1, 2].map(|at: usize| Mutex::new(Some(instance(&config, ports[at]))));
-        Self { clock, ports, instances, config, kills: Mutex::default(), _folder: folder }
+        Self {
+            clock,
+            ports,
+            instances,
+            config,
+            kills: Mutex::default(),
+            settled: AtomicU64::new(0),
+            _folder: folder,
+        }
     }
 
     pub(crate) fn clock(&self) -> Clock {
