@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use slidegate_testkit::TempDir;
 use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until};
 
 use crate::http2;
 
@@ -259,12 +259,9 @@ impl Victim {
 
     /// A member of `connections` in `/v1/status`.
     pub(crate) fn connections(&self, pointer: &str) -> u64 {
-        let status = self.server.get("/v1/status").json();
         let pointer = format!("/connections{pointer}");
-        status
-            .pointer(&pointer)
-            .and_then(serde_json::Value::as_u64)
-            .unwrap_or_else(|| panic!("{pointer}: {status}"))
+        // Where connections are short, one for the question may be refused at first.
+        until("the status", || self.server.get("/v1/status").json().pointer(&pointer)?.as_u64())
     }
 }
 
