@@ -97,7 +97,7 @@ impl ServiceStore for RedisStore {
     /// [`clock_resolution_us`](StoreStats::clock_resolution_us). Charges then count for the window
     /// plus a millisecond, so that no more is admitted.
     ///
-    /// Without replies it ends within about four seconds per master.
+    /// Without replies it ends within about four seconds per master, or twice the deadline if that is longer.
     fn self_test(&self) -> BoxFuture<'_, Result<(), StoreFailure>> {
         let tested = async {
             self.ping_masters().await?;

@@ -153,12 +153,20 @@ impl fmt::Display for Key<'_> {
             }
             match part.as_ref().map(Folded::value) {
                 None => f.write_char('*')?,
-                Some(Value::Bytes(b"*")) => f.write_str("%2A")?,
-                Some(Value::Bytes(bytes)) => write_escaped(f, bytes)?,
+                Some(Value::Bytes(bytes)) => Escaped(bytes).fmt(f)?,
                 Some(Value::Address(ip)) => write!(f, "{}", Grouped(ip, self.space.ipv6_prefix))?,
             }
         }
         Ok(())
+    }
+}
+
+/// A value in the text of a key.
+struct Escaped<'a>(&'a [u8]);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == b"*" { f.write_str("%2A") } else { write_escaped(f, self.0) }
     }
 }
 
@@ -227,17 +235,7 @@ impl KeyId {
     pub(crate) fn text(self) -> Option<String> {
         let mut bytes = self.bytes();
         match std::mem::take(&mut bytes[Self::INLINE]) {
-            len @ 1..=16 => {
-                let request = Request::new().with("k", &bytes[..usize::from(len) - 1]);
-                let space = KeySpace {
-                    policy: String::new(),
-                    scope: vec!["k".to_owned()],
-                    folds: Box::default(),
-                    ipv6_prefix: Ipv6Prefix::default(),
-                    in_millionths: false,
-                };
-                Some(Key { space: &space, request: &request }.to_string())
-            }
+            len @ 1..=16 => Some(Escaped(&bytes[..usize::from(len) - 1]).to_string()),
             Self::V4 => Some(Ipv4Addr::new(bytes[3], bytes[2], bytes[1], bytes[0]).to_string()),
             Self::V6 => Some(Ipv6Addr::from(bytes).to_string()),
             _ => None,

@@ -34,10 +34,16 @@ const MAX_KEYS: usize = 5000;
 /// Commands that scripts need where they may not call `TIME`; since Redis 7.0.
 const INSTEAD_OF_TIME: [&str; 2] = ["pttl", "pexpiretime"];
 
+/// At least as late as that of a decision: the server may be slow.
+fn deadline(calls: &Calls) -> Instant {
+    calls.deadline().max(instant() + PATIENCE)
+}
+
 /// Makes the calls of a check, of a reservation and of a reset on every master.
 pub(crate) async fn test_masters(calls: &Calls) -> Result<(), Failure> {
     let client = &calls.client;
-    let mut untested: BTreeSet<_> = client.master_names(instant() + PATIENCE).await?.into_iter().collect();
+    let names = client.master_names(deadline(calls)).await?;
+    let mut untested: BTreeSet<_> = names.into_iter().collect();
     // A server that refuses to delete keeps the keys of earlier tests for a while.
     let run = new_id();
     let mut reads_expiry = false;
@@ -60,7 +66,7 @@ pub(crate) async fn test_masters(calls: &Calls) -> Result<(), Failure> {
 /// Returns whether scripts have to read the clock by the expiry of a key, as those on another
 /// master have `already`.
 async fn test_key(calls: &Calls, key: &[u8], already: bool) -> Result<bool, Failure> {
-    let deadline = instant() + PATIENCE;
+    let deadline = deadline(calls);
     let called = test_calls(calls, key, deadline).await;
     // Not every server reports which command it refuses. The first calls have met any other error,
     // and may have used up the time.

@@ -135,7 +135,8 @@ fn persistence_is_rated_by_the_longest_window() {
     let server = RedisServer::start();
     let store = format!("store: {{redis: '{}', deadline: 1s, connect_timeout: 1s}}\n", server.url());
     for (quota, window) in [("quota: 5/2h", "2h"), ("limit: 5, window: month", "month")] {
-        let found = format!("limits may be used once more, those of `per-user` for {window}");
+        let found =
+            format!("limits may be used once more; the longest window is that of `per-user`: {window}");
         doctor_of(quota, &store).names(("persistence", "warning"), &found, "set `appendonly yes`");
     }
     for quota in ["quota: 5/1h", "in_flight: 5"] {

@@ -18,6 +18,7 @@ mod reload_storm;
 mod snapshots;
 
 mod blocked;
+mod calendar_windows;
 mod escalation;
 mod hidden_keys;
 mod holds;

@@ -7,7 +7,7 @@ import { byId, el, list, setText, show } from './dom.js';
 import { request } from './api.js';
 import { exports } from './exports.js';
 import { Panel, errorText } from './panel.js';
-import { compact, count, isCandidate, time, whose, why } from './format.js';
+import { compact, count, decidedBy, isCandidate, time, whose, why } from './format.js';
 
 /** Maximum events kept, and rows shown. */
 const MAX_EVENTS = 500;
@@ -204,8 +204,7 @@ export class Denials {
         last.title = at;
         setText(last, time(at));
         setText(times, countText(row));
-        const source = event && event.source !== 'store' ? `, decided by ${event.source}` : '';
-        setText(reason, event ? `${why(event, known)}${source}` : 'by another instance, or long ago');
+        setText(reason, event ? why(event, known) + decidedBy(event) : 'by another instance, or long ago');
         setText(protocol, event?.protocol ?? '');
       },
     };

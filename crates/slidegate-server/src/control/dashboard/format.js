@@ -85,6 +85,10 @@ export function ago(at, now = Date.now()) {
   return ms < 1000 ? 'now' : `${duration(Math.floor(ms / 1000) * 1000)} ago`;
 }
 
+/** Who decided, where it was not the store. */
+export const decidedBy = ({ source }) =>
+  source === 'store' ? '' : source === 'cached' ? ', as a cached denial says' : `, decided by the fallback \`${source}\``;
+
 /** Whose figures a response has. */
 export const whose = ({ instances, fleet_error: error }) =>
   error ? 'Of this instance only: the store does not reply.' : instances > 1 ? `Of ${count(instances)} instances.` : '';

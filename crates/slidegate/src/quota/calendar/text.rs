@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Calendar, Spec, UTC, Unit, weekday};
 use crate::error::Error;
+use crate::time::Timestamp;
 
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,5 +71,63 @@ impl<'de> Deserialize<'de> for Calendar {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Calendar {
+    /// A border for people: `1 December, 00:00 Europe/Berlin`; with the year if it is not that of `now`.
+    ///
+    /// ```
+    /// use slidegate::{Calendar, clock::Timestamp};
+    ///
+    /// let border = Timestamp::from_secs(1_798_761_600);
+    /// let week_before = Timestamp::from_secs(1_798_156_800);
+    /// assert_eq!(Calendar::year().border_text(border, week_before), "1 January 2027, 00:00 UTC");
+    /// assert_eq!(Calendar::year().border_text(border, border), "1 January, 00:00 UTC");
+    /// ```
+    #[must_use]
+    pub fn border_text(self, border: Timestamp, now: Timestamp) -> String {
+        let [border, now] = [border, now].map(|time| self.0.local(time.as_micros()));
+        let year = if border.year() == now.year() { "" } else { " %Y" };
+        let seconds = if border.second() == 0 { "" } else { ":%S" };
+        let text = border.strftime(&format!("%-d %B{year}, %H:%M{seconds}")).to_string();
+        format!("{text} {}", self.time_zone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Instances, snapshots and tickets of different releases name calendars by this text.
+    #[test]
+    fn a_calendar_is_read_as_it_is_written() {
+        let tokyo = Calendar::month().with_time_zone("asia/tokyo").unwrap().with_anchor(15).unwrap();
+        assert_eq!(tokyo.to_string(), "month in Asia/Tokyo from day 15");
+        for text in [
+            "hour",
+            "day in Europe/Berlin",
+            "week from sunday",
+            "quarter",
+            "year from day 31",
+            "month in Asia/Tokyo from day 15",
+        ] {
+            let calendar: Calendar = text.parse().unwrap();
+            assert_eq!(calendar.to_string(), text);
+            assert_eq!(calendar, text.parse().unwrap());
+        }
+        assert_eq!(tokyo, "month in Asia/Tokyo from day 15".parse().unwrap());
+        assert_ne!(tokyo.code(), Calendar::month().code());
+        for (text, why) in [
+            ("fortnight", "invalid calendar window `fortnight`: must be"),
+            ("month in Mars/Phobos", "invalid time zone `Mars/Phobos`: must be a name of the IANA"),
+            ("month from day 32", "invalid anchor `32`: must be a day of the month, 1 to 31"),
+            ("day from day 2", "invalid anchor `2`: the window is a day, and only month"),
+            ("day from monday", "invalid day `monday`: the window is a day and no week"),
+            ("week from someday", "invalid day `someday`: must be a day of the week in English"),
+        ] {
+            let error = text.parse::<Calendar>().unwrap_err().to_string();
+            assert!(error.starts_with(why), "{error}");
+        }
     }
 }
