@@ -143,9 +143,11 @@ fn describe(response: &Value) -> String {
     // The only step of a fixed window is its end.
     if room.len() > usize::from(is_one_sum(response)) {
         lines.push("if nothing more is charged:".to_owned());
-        let line =
-            |one: &Value| format!("  in {:>11}  {}{unit} used", wait(&one["in_ms"]), amount(&one["used"]));
-        lines.extend(room.iter().map(line));
+        // Of steps that are shown at the same time, the last.
+        for step in room.chunk_by(|one, next| wait(&one["in_ms"]) == wait(&next["in_ms"])) {
+            let last = &step[step.len() - 1];
+            lines.push(format!("  in {:>11}  {}{unit} used", wait(&last["in_ms"]), amount(&last["used"])));
+        }
     }
     lines.join("\n")
 }
@@ -178,8 +180,11 @@ fn describe_charges(response: &Value, lines: &mut Vec<String>) {
         lines.push("charges:".to_owned());
     }
     let unit = unit(response);
-    for charge in &charges[charges.len().saturating_sub(MAX_CHARGES)..] {
-        lines.push(format!("  {:>11} ago  {}{unit}", wait(&charge["at_ms_ago"]), amount(&charge["cost"])));
+    let shown = &charges[charges.len().saturating_sub(MAX_CHARGES)..];
+    for together in shown.chunk_by(|one, next| wait(&one["at_ms_ago"]) == wait(&next["at_ms_ago"])) {
+        let cost: f64 = together.iter().filter_map(|one| one["cost"].as_f64()).sum();
+        let count = if together.len() > 1 { format!(", {} charges", together.len()) } else { String::new() };
+        lines.push(format!("  {:>11} ago  {cost}{unit}{count}", wait(&together[0]["at_ms_ago"])));
     }
 }
 
@@ -204,5 +209,28 @@ fn describe_holds(response: &Value, is_in_flight: bool, lines: &mut Vec<String>)
             amount(&hold["held"]),
             amount(&hold["settled"])
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten lines that say the same hide the one that says something else.
+    #[test]
+    fn charges_and_steps_of_one_second_are_one_line() {
+        let charge = |at: u64, cost: f64| json!({ "at_ms_ago": at, "cost": cost });
+        let step = |at: u64, used: u64| json!({ "in_ms": at, "used": used });
+        let text = describe(&json!({
+            "policy": "p", "key": "k", "algorithm": "sliding-log", "limit": 9, "window_ms": 60_000, "used": 4.5,
+            "remaining": 4.5, "retry_after_ms": 0,
+            "charges": [charge(9_900, 1.0), charge(9_100, 2.0), charge(9_050, 0.5), charge(7_000, 1.0)],
+            "room": [step(50_100, 3), step(50_900, 1), step(53_000, 0)],
+        }));
+        let (_, lists) = text.split_once("charges:\n").unwrap();
+        assert_eq!(
+            lists,
+            "         10 s ago  3.5, 3 charges\n          7 s ago  1\nif nothing more is charged:\n  in        51 s  1 used\n  in        53 s  0 used"
+        );
     }
 }

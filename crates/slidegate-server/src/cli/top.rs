@@ -188,8 +188,8 @@ fn columns(top: &TopKeys, count: &'static str) -> Vec<Column> {
     let now = |key: &Key, shown: fn(&Now) -> String| key.now.as_ref().map_or_else(|| "-".to_owned(), shown);
     let mut columns = vec![
         column(count, Fit::Number, &|key| key.count.to_string()),
-        column("max error", Fit::Optional(6), &|key| key.at_most_over.to_string()),
-        column("held now", Fit::Optional(4), &|key| key.held.to_string()),
+        column("max error", Fit::Optional(6), &|key| format!("{:>9}", key.at_most_over)),
+        column("held now", Fit::Optional(4), &|key| format!("{:>8}", key.held)),
         column("used", Fit::Optional(1), &|key| now(key, Now::share)),
         column("1 fits in", Fit::Optional(2), &|key| now(key, Now::wait)),
         column("policy", Fit::Optional(3), &|key| key.policy.clone()),
@@ -197,7 +197,7 @@ fn columns(top: &TopKeys, count: &'static str) -> Vec<Column> {
         column("last", Fit::Optional(5), &|key| time_of_day(&key.last_at)),
     ];
     columns.retain(|column| {
-        !matches!(column.head, "max error" | "held now") || column.cells.iter().any(|cell| cell != "0")
+        !matches!(column.head, "max error" | "held now") || column.cells.iter().any(|cell| cell.trim() != "0")
     });
     columns
 }

@@ -301,6 +301,7 @@ impl Fleet {
             changes,
             changes_digest: if changes == 0 { 0 } else { document.digest(now) },
             degraded: self.app.is_degraded() || self.state().published.fell_back,
+            usage_lost_ms: self.app.shared().and_then(Shared::usage_lost_ms),
             time_zones: time_zones(),
             allowed,
             denied,

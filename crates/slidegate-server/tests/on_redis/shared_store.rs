@@ -125,7 +125,8 @@ fn usage_that_a_restart_lost_is_told_until_its_longest_window_has_passed() {
   - {name: streams, scope: [user], in_flight: 9}
 ";
     let config = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url());
-    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+    let file = folder.file("slidegate.yaml", config);
+    let server = Server::start(&["--config", &file]);
     until_true("the store is examined", || redis.admin(&["EXISTS", "sg1:~canary:0"]) == "1");
     let lost = || server.get("/v1/status").json()["store"]["usage_lost"].clone();
     let counted = || server.get("/metrics").body.contains("\nslidegate_store_usage_losses_total 1\n");
@@ -138,6 +139,11 @@ fn usage_that_a_restart_lost_is_told_until_its_longest_window_has_passed() {
     assert_eq!(time("until").duration_since(time("at")), jiff::SignedDuration::from_hours(31 * 24));
     assert!(counted(), "it is counted");
     server.assert_matches_openapi("GET", "/v1/status", None, 200);
+    // One that starts later has it from the other.
+    let later = Server::start(&["--config", &file]);
+    until_true("the other one tells it too", || {
+        later.get("/v1/status").json()["store"]["usage_lost"] == lost
+    });
 }
 
 /// A limiter that waited for its store at the start would take down everything behind it.

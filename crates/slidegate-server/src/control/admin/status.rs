@@ -64,7 +64,7 @@ struct StoreStatus {
     state: StoreState,
     /// Whether policies use their fallbacks.
     degraded: bool,
-    /// A loss of usage that limits still suffer from. `null`: none is known to this instance.
+    /// A loss of usage that limits still suffer from, as any instance found it. `null`: none is known.
     usage_lost: Option<UsageLoss>,
 }
 
@@ -83,13 +83,16 @@ struct UsageLoss {
 }
 
 impl UsageLoss {
-    /// The last loss, unless every window has passed since.
-    fn of(app: &App) -> Option<Self> {
-        let lost_ms = app.shared()?.usage_lost_ms()?;
+    /// The last loss that an instance found, unless every window has passed since.
+    fn of(app: &App, fleet: Option<&FleetView>) -> Option<Self> {
+        let now = now_ms();
+        let found =
+            fleet.into_iter().flat_map(|fleet| &fleet.instances).filter_map(|one| one.record.usage_lost_ms);
+        let lost_ms = found.chain(app.shared()?.usage_lost_ms()).filter(|at| *at <= now).max()?;
         let policies = app.policies();
         let longest = longest_window(&policies)?;
         let until_ms = lost_ms.saturating_add(millis(longest.quota().window()));
-        (until_ms > now_ms()).then(|| Self {
+        (until_ms > now).then(|| Self {
             at: at_text(lost_ms),
             policy: longest.name().to_owned(),
             window: longest.quota().window_text(),
@@ -326,7 +329,7 @@ pub(super) async fn status(
         store: StoreStatus {
             state: app.store_state(),
             degraded: app.is_degraded(),
-            usage_lost: UsageLoss::of(app),
+            usage_lost: UsageLoss::of(app, fleet.as_ref()),
         },
         fleet: fleet.as_ref().map(|fleet| FleetStatus::of(fleet, date(observer.started_at + fleet.heard_at))),
         traces: observer

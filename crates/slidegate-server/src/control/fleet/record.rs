@@ -42,6 +42,9 @@ pub(crate) struct Record {
     pub(crate) changes_digest: u64,
     /// Whether fallbacks may decide, or did in the last interval.
     pub(crate) degraded: bool,
+    /// When it last found that the store had lost usage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) usage_lost_ms: Option<u64>,
     /// The version of the time zone data, if there is any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) time_zones: Option<String>,
@@ -286,6 +289,7 @@ pub(crate) mod tests {
             changes: 0,
             changes_digest: 0,
             degraded: false,
+            usage_lost_ms: None,
             time_zones: None,
             allowed: 0,
             denied: 0,
