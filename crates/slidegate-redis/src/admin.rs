@@ -12,4 +12,4 @@ pub(super) mod self_test;
 pub(super) mod servers;
 
 /// The deadline of one call. No decision waits for it.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);

@@ -12,6 +12,7 @@ pub mod fuzzing;
 mod held_keys;
 mod holds;
 mod invalidation;
+mod last_quotas;
 mod mixed;
 mod names;
 mod native;

@@ -19,6 +19,8 @@ const PREFIX: &str = "sg1:";
 const ONCE: &str = "sg1:once:{";
 /// Prefix of the usage of keys with holds. No policy's key has it.
 const USAGE: &str = "sg1:usage:{";
+/// Prefix of the quotas of keys that depend on requests. No policy's key has it.
+const QUOTA: &str = "sg1:quota:{";
 /// Marks the id of a key whose usage is in millionths of a unit. No id starts with it.
 const MILLIONTHS: u8 = b'%';
 /// Characters of a hash in a name.
@@ -99,6 +101,16 @@ impl Names {
 
     /// The name of the usage of a key while it has holds, in the slot of the key.
     pub(crate) fn usage(name: &[u8]) -> Vec<u8> {
+        Self::beside(USAGE, name)
+    }
+
+    /// The name of the quota under which a key was last charged, in the slot of the key.
+    pub(crate) fn last_quota(name: &[u8]) -> Vec<u8> {
+        Self::beside(QUOTA, name)
+    }
+
+    /// A name in the slot of a key, with this prefix, which opens the tag.
+    fn beside(prefix: &str, name: &[u8]) -> Vec<u8> {
         let tag = slot::tag(name);
         // The part after a tag in braces; empty if the whole name is the tag.
         let rest = if tag.len() == name.len() {
@@ -107,7 +119,7 @@ impl Names {
             let end = name.iter().position(|byte| *byte == b'}').unwrap_or(name.len() - 1);
             &name[end + 1..]
         };
-        [USAGE.as_bytes(), tag, b"}", rest].concat()
+        [prefix.as_bytes(), tag, b"}", rest].concat()
     }
 
     /// The key of the seals of tickets, if a secret is configured.
@@ -158,10 +170,10 @@ impl Names {
     }
 
     /// Whether a key that looks like a policy's is one. First replies look like keys of a policy
-    /// named `once`, and usage beside holds like those of one named `usage`, but have a brace after
-    /// it.
+    /// named `once`, usage beside holds like those of one named `usage`, and quotas of keys like those of one
+    /// named `quota`, but have a brace after it.
     fn is_key(name: &[u8]) -> bool {
-        !name.starts_with(ONCE.as_bytes()) && !name.starts_with(USAGE.as_bytes())
+        ![ONCE, USAGE, QUOTA].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
     }
 
     /// A pattern that matches the names of a policy's keys, with and without a hash tag, and some

@@ -4,15 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis_once::{BreakerState, Failure, ReplyBound};
-use slidegate::Error;
 use slidegate::store::{
-    BoxFuture, ControlDocument, ControlDocumentId, InstanceRecord, NodeState, PolicyKeys, ResetCursor,
-    ServiceStore, StoreFailure, StoreStats,
+    BoxFuture, ControlDocument, ControlDocumentId, InstanceRecord, LastQuota, NodeState, PolicyKeys,
+    ResetCursor, ServiceStore, StoreFailure, StoreStats,
 };
+use slidegate::{Error, Key};
 
 use crate::admin::servers::ServerInfo;
 use crate::admin::{claim, control_document, instances, scan, self_test, servers};
 use crate::calls::{Counts, EXPIRY_US};
+use crate::last_quotas;
 use crate::store::{RedisStore, store_failure};
 
 impl RedisStore {
@@ -144,6 +145,10 @@ impl ServiceStore for RedisStore {
             }
             scan::list(&self.calls, policy, from, keys).await.map_err(error)
         })
+    }
+
+    fn last_quota<'a>(&'a self, key: &'a Key<'a>) -> BoxFuture<'a, Result<Option<LastQuota>, Error>> {
+        Box::pin(async move { last_quotas::read(&self.calls, &self.options.names, key).await.map_err(error) })
     }
 
     fn claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>> {

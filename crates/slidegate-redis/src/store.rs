@@ -26,6 +26,7 @@ use crate::calls::{Calls, Counts};
 use crate::denial_cache::DenialTicket;
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
+use crate::last_quotas::LastQuotas;
 use crate::names::Names;
 use crate::options::{RedisOptions, invalid_options};
 use crate::server_time::ServerTimes;
@@ -77,6 +78,7 @@ impl RedisStore {
             reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
             held: HeldKeys::default(),
+            last_quotas: LastQuotas::default(),
             counts: Counts::default(),
         });
         Ok(Self {
@@ -156,6 +158,9 @@ impl SharedStore for RedisStore {
         if let (Some(ticket), Ok(answers)) = (ticket, &decided) {
             denials.cache.insert(&subjects, cost, answers, ticket);
         }
+        if let Ok(answers) = &decided {
+            LastQuotas::note(&self.calls, charges, &subjects, answers);
+        }
         for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
             denials.cache.release(&subject.name, instant());
         }
@@ -177,7 +182,9 @@ impl SharedStore for RedisStore {
         let once = self.options.names.once(&subjects.keys(), &subjects.what(cost), id);
         let (deadline, unread) = (self.calls.deadline(), LastFailure::default());
         let answers = self.calls.call(&subjects, &[cost], Some(&once), deadline, &unread).await;
-        Ok(answers.map_err(undecided)?.into_iter().next().unwrap_or_default())
+        let answers = answers.map_err(undecided)?.into_iter().next().unwrap_or_default();
+        LastQuotas::note(&self.calls, charges, &subjects, &answers);
+        Ok(answers)
     }
 
     async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use crate::error::Error;
 
 /// Millionths in a unit.
-pub(crate) const MILLION: u64 = 1_000_000;
+pub const MILLION: u64 = 1_000_000;
 
 /// An amount of cost: units with up to six decimals, without rounding.
 ///

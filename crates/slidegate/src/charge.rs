@@ -25,6 +25,10 @@ pub struct Charge<'a> {
     /// The key's override or the policy's own quota, if another quota is in force. A store must
     /// remember that one while it knows the key.
     pub(crate) instead_of: Option<&'a Quota>,
+    /// Whether the key's quota depends on the request, so that a shared store must keep it for
+    /// views.
+    #[doc(hidden)]
+    pub keeps_quota: bool,
     #[doc(hidden)]
     pub key: Key<'a>,
     /// The key's block, possibly expired.

@@ -59,6 +59,7 @@ pub mod internal {
     pub use crate::algorithm::sliding_log::{Entries, Log};
     pub use crate::algorithm::*;
     pub use crate::all_or_nothing::{Denials, all_or_none, complete};
+    pub use crate::amount::MILLION;
     pub use crate::charge::{MetQuota, Part, PerCharge};
     pub use crate::decision::Waits;
     pub use crate::fold::Folded;

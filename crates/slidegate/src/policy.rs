@@ -15,6 +15,7 @@ use crate::request::{Request, Value};
 
 mod build;
 mod index;
+mod last_quota;
 mod learned_estimate;
 mod matcher;
 mod options;
@@ -26,6 +27,7 @@ mod set;
 mod tiers;
 mod units;
 
+pub use last_quota::LastQuota;
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
 pub use options::PolicyOptions;

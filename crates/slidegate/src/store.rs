@@ -55,6 +55,7 @@ pub use shared::{DecideError, SharedHoldStore, SharedStore};
 
 pub use crate::charge::Charge;
 pub use crate::key::TicketKeyBytes;
+pub use crate::policy::LastQuota;
 pub use crate::policy_reset::{PolicyKeys, PolicyReset, ResetCursor, ScannedKeys};
 pub use crate::ticket::TicketSecret;
 pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};

@@ -117,7 +117,12 @@ fn describe(response: &Value) -> String {
     let usage = if is_in_flight {
         format!("{} of {limit}{unit} in flight (lease {window})", amount(&response["held"]))
     } else {
-        format!("used {} of {limit}{unit} per {window} ({})", amount(&response["used"]), text("algorithm"))
+        let plan = response["plan"].as_str().map_or_else(String::new, |plan| format!("plan `{plan}`, "));
+        format!(
+            "used {} of {limit}{unit} per {window} ({plan}{})",
+            amount(&response["used"]),
+            text("algorithm")
+        )
     };
     let remaining = amount(&response["remaining"]);
     let mut lines = vec![format!("{}: `{}` has {usage}, {remaining} remain", text("policy"), text("key"))];

@@ -10,8 +10,8 @@ use std::time::Duration;
 use slidegate::internal::check_policy;
 use slidegate::reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket};
 use slidegate::store::{
-    InMemory, KeyUse, MemoryStats, PolicyKeys, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
-    SnapshotError, SnapshotFile,
+    InMemory, KeyUse, LastQuota, MemoryStats, PolicyKeys, PolicyReset, ResetCursor, RestoredSnapshot,
+    SavedSnapshot, SnapshotError, SnapshotFile,
 };
 use slidegate::{
     Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, clock::Timestamp, verb::Verb,
@@ -216,6 +216,28 @@ impl Store {
         match self.shared() {
             Some(shared) => shared.store().list_policy_step(policy, from, keys).await,
             None => self.gate.gate().list_policy_step(policy, from, keys),
+        }
+    }
+
+    /// The request, which is under this policy, with the attributes that put its key under the quota of its last
+    /// charge: views and operators name a key, not its tier.
+    pub(crate) async fn under_last_quota<'r>(
+        &self,
+        policies: &'r PolicySet,
+        policy: &'r Policy,
+        request: Request<'r>,
+    ) -> Request<'r> {
+        let last = match (self.shared(), policies.stored_key(policy.name(), &request)) {
+            (Some(shared), Some(key)) => shared.store().last_quota(&key).await.ok().flatten(),
+            (None, Some(_)) => {
+                let found = self.inspect(&request).await.unwrap_or_default();
+                found.first().map(|found| LastQuota::of(&found.quota))
+            }
+            (_, None) => None,
+        };
+        match last {
+            Some(last) => policy.under_last_quota(request, &last),
+            None => request,
         }
     }
 

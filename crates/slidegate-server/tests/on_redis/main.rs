@@ -11,6 +11,7 @@ mod fleet;
 mod key_size;
 mod notifications;
 mod passwords;
+mod plans;
 mod reservations;
 mod rollout;
 mod shared_store;

@@ -121,12 +121,14 @@ impl PolicySet {
         } else if quota.algorithm() == Algorithm::InFlight {
             part = ask_only(part);
         }
+        let instead_of = (!std::ptr::eq(quota, own_quota) && quota != own_quota).then_some(own_quota);
         Charge {
             number: rule.number,
             is_waiting: terms.is_some_and(|terms| terms.is_waiting),
             on_store_error: rule.policy.options.on_store_error,
             quota,
-            instead_of: (!std::ptr::eq(quota, own_quota) && quota != own_quota).then_some(own_quota),
+            instead_of,
+            keeps_quota: instead_of.is_some() || rule.has_plans(),
             key,
             block: own.block,
             part,

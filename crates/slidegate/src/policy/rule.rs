@@ -97,6 +97,12 @@ impl Rule {
         Ok(Self { policy, number: 0, overrides, blocks, anchored, of_tickets: OnceLock::new(), counted })
     }
 
+    /// Whether the quota of a key depends on attributes of the request.
+    #[inline]
+    pub(super) fn has_plans(&self) -> bool {
+        self.policy.options.tiers.is_some() || !self.anchored.is_empty()
+    }
+
     /// The rule in the units that stores count.
     #[inline]
     pub(super) fn counted(&self) -> &Self {
@@ -182,9 +188,7 @@ impl Rule {
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         let of_networks =
             || self.policy.options.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
-        let has_plans = self.policy.options.tiers.is_some()
-            || !self.anchored.is_empty()
-            || of_networks().next().is_some();
+        let has_plans = self.has_plans() || of_networks().next().is_some();
         let met = match met {
             MetQuota::Inline(inline) => return inline,
             MetQuota::Listed(inline) if !has_plans => return inline,
@@ -253,7 +257,7 @@ pub(super) struct Own<'a> {
 static MISSING: Block = Block::PERMANENT;
 
 /// The quota with windows from each day of the month, if it has windows of months.
-fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {
+pub(super) fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {
     let calendar = quota.calendar_window()?;
     calendar.anchor()?;
     let from = |day: usize| {

@@ -155,6 +155,13 @@ impl PolicySet {
         self.places.get(name).map(|at| self.policy(*at))
     }
 
+    /// The key of a request under the policy of this name, as stores get it: it differs from [`Policy::key_of`] if
+    /// the policy [weights](crate::Counts::Weighted) costs.
+    #[must_use]
+    pub fn stored_key<'r>(&'r self, name: &str, request: &'r Request<'r>) -> Option<Key<'r>> {
+        self.rules[*self.places.get(name)?].counted().policy.key_of(request)
+    }
+
     /// The policies that [apply](Policy::key_of) to a request, in their order.
     ///
     /// ```

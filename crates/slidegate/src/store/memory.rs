@@ -554,7 +554,8 @@ impl ShardData {
             let decision = shard.apply(call);
             match converted {
                 Some(converted) if decision.cost == 0 => inline_quotas.undo(call, converted, shard),
-                _ => inline_quotas.after(call, instead_of.is_some(), shard),
+                Some(converted) => inline_quotas.convert_back(call, &converted, shard),
+                None => inline_quotas.after(call, instead_of.is_some(), shard),
             }
             return decision;
         };

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use super::control_document::{ControlDocument, ControlDocumentId};
 use crate::error::Error;
+use crate::key::Key;
+use crate::policy::LastQuota;
 use crate::policy_reset::{PolicyKeys, ResetCursor};
 use crate::store::failure::StoreFailure;
 
@@ -98,6 +100,16 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<PolicyKeys, Error>> {
         let _ = (policy, from, keys);
         Box::pin(ready(Err(Error::store("this store does not list the keys of a policy"))))
+    }
+
+    /// The quota under which a key was last charged, if it depends on requests, as any instance left it within the
+    /// last minute. By default `None`.
+    ///
+    /// # Errors
+    /// If the store did not reply.
+    fn last_quota<'a>(&'a self, key: &'a Key<'a>) -> BoxFuture<'a, Result<Option<LastQuota>, Error>> {
+        let _ = key;
+        Box::pin(ready(Ok(None)))
     }
 
     /// Claims `what` for a duration, by the store's clock. Returns whether it was unclaimed: exactly

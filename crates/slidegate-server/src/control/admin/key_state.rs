@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use slidegate::store::{KeyUse, RecordedCharge};
-use slidegate::{Amount, Amounts, Reason};
+use slidegate::{Amount, Amounts, Policy, Reason};
 use slidegate_http::headers::millis_ceil;
 
 use crate::record;
@@ -79,6 +79,8 @@ pub(super) struct ShownUsage {
     pub(super) window_ends: Option<String>,
     /// The unit of cost, if known, such as `requests` or `usd`.
     pub(super) unit: Option<String>,
+    /// The key's tier. `null`: its last charge was under none, or several have this limit.
+    pub(super) plan: Option<String>,
     pub(super) algorithm: &'static str,
     #[schemars(with = "f64", range(min = 0))]
     pub(super) used: Amount,
@@ -140,7 +142,7 @@ pub(super) struct ShownHold {
 }
 
 impl ShownUsage {
-    pub(super) fn of(found: &KeyUse, unit: Option<&str>) -> Self {
+    pub(super) fn of(found: &KeyUse, policy: &Policy) -> Self {
         let decision = &found.decision;
         // A key that is full may still count in a window of before.
         let window = found.quota.window_at(found.charges.first().map_or(decision.at(), |charge| charge.at));
@@ -167,7 +169,8 @@ impl ShownUsage {
             calendar: found.quota.calendar_window().map(|calendar| calendar.to_string()),
             window_starts: border(0),
             window_ends: border(1),
-            unit: unit.map(str::to_owned),
+            unit: policy.unit_name().map(str::to_owned),
+            plan: policy.tier_with(&found.quota).map(str::to_owned),
             algorithm: found.quota.algorithm().name(),
             used,
             held,

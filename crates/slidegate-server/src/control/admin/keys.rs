@@ -118,6 +118,11 @@ impl KeyTarget {
         }
     }
 
+    /// The same under the quota of the key's last charge.
+    async fn request_under_last_quota<'r>(&'r self, admin: &Admin) -> Request<'r> {
+        admin.app.store().under_last_quota(&self.policies, self.policy(), self.request(admin)).await
+    }
+
     /// Whether an override exempts the key from the limit.
     fn is_unlimited(&self, request: &Request<'_>) -> bool {
         self.policies.exempting(request).next().is_some()
@@ -165,7 +170,7 @@ impl Admin {
 
     /// Everything about one key.
     async fn view(&self, target: &KeyTarget) -> Result<KeyState, Problem> {
-        let request = target.request(self);
+        let request = target.request_under_last_quota(self).await;
         let found = self.app.store().inspect(&request).await.map_err(|error| {
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; its usage is unknown"))
         })?;
@@ -193,7 +198,7 @@ impl Admin {
         let filter = Filter { policy, key, is_exact: true, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         Ok(KeyState {
-            usage: ShownUsage::of(&found, target.policy().unit_name()),
+            usage: ShownUsage::of(&found, target.policy()),
             // Of the policies after the change, if there was one.
             unlimited: self.app.policies().exempting(&request).next().is_some(),
             denials: denials.iter().map(|event| json!(**event)).collect(),
@@ -359,7 +364,8 @@ impl Admin {
     }
 
     async fn charge(&self, target: &KeyTarget, verb: Verb, cost: Amount) -> Result<String, Problem> {
-        let request = target.request(self).with_cost(cost);
+        let request = target.request_under_last_quota(self).await;
+        let request = request.with_cost(cost);
         if target.is_unlimited(&request) {
             return Err(Problem::new(StatusCode::CONFLICT, "the key is unlimited, so nothing counts for it"));
         }

@@ -9,7 +9,7 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::store::{PolicyKeys, ResetCursor};
-use slidegate::{Amount, Amounts, Decision, Policy, Quota};
+use slidegate::{Amount, Amounts, Decision};
 
 use super::key_usage;
 use super::parts::policy;
@@ -64,7 +64,7 @@ pub(super) async fn keys(State(admin): AdminState, uri: Uri) -> Result<Response,
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
         }
         let listed = peeked.into_iter().map(|((_, key), (decision, quota))| {
-            let plan = plan(policy, &quota).filter(|_| app.store().is_in_memory());
+            let plan = policy.tier_with(&quota);
             ListedKey::new(app.observer().shown(&name, &key), plan, &decision)
         });
         keys.extend(listed.filter(|one| one.used > Amount::default() || one.held > Amount::default()));
@@ -84,13 +84,6 @@ fn percent(text: &str) -> Result<u32, Problem> {
             format!("invalid over `{text}`: must be a share of the limit from 0% to 100%, for example `80%`");
         Problem::field("over", detail)
     })
-}
-
-/// The value of the tier whose quota this is, if there is only one.
-fn plan<'p>(policy: &'p Policy, quota: &Quota) -> Option<&'p str> {
-    let tiers = policy.options().tiers.as_ref()?;
-    let mut same = tiers.quotas.iter().filter(|(_, one)| *one == quota);
-    same.next().filter(|_| same.next().is_none()).map(|(value, _)| value.as_str())
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -120,7 +113,7 @@ struct ListedKey<'a> {
     limit: Amount,
     /// The part of the limit that is used or held, 1 if it is full.
     share: f64,
-    /// The key's tier. `null`: it has none, or it is not known; then the limit is that of keys without a tier.
+    /// The key's tier. `null`: its last charge was under none, or several have this limit.
     plan: Option<&'a str>,
     /// When the key is unused, if nothing more is charged.
     resets_at: String,

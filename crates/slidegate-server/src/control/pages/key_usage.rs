@@ -86,22 +86,19 @@ pub(super) async fn peek(
         KeyText::read(policy, text, is_address).ok().map(|key| (policy, key))
     };
     let known: Vec<_> = keys.iter().take(MAX_KEYS).filter_map(read).collect();
-    let requests: Vec<Request<'_>> = known.iter().map(|(policy, key)| key.request(policy)).collect();
+    let under = known
+        .iter()
+        .map(|(policy, key)| app.store().under_last_quota(&policies, policy, key.request(policy)));
+    let requests: Vec<Request<'_>> = join_all(under).await;
     if requests.is_empty() {
         return HashMap::new();
-    }
-    if app.store().is_in_memory() {
-        // The memory store knows each key's tier.
-        let found = join_all(requests.iter().map(|request| app.store().inspect(request))).await;
-        let found = found.into_iter().flatten().flatten();
-        return found.map(|one| ((one.policy, one.key), (one.decision, one.quota))).collect();
     }
     let decisions = app.store().apply(Some(Verb::Peek), &requests, None).await;
     let enforced = decisions.iter().filter(|one| candidate_of(one.policy().name()).is_none());
     enforced
         .map(|one| {
             let name = (one.policy().name().to_owned(), one.key().to_string());
-            (name, (*one.decision(), *one.policy().quota()))
+            (name, (*one.decision(), *one.quota()))
         })
         .collect()
 }

@@ -132,6 +132,15 @@ impl InlineQuotas {
         self.after(&by_old, is_inline, shard);
     }
 
+    /// Moves a key back to the quota of before the call, which refunded: a refund does not choose a quota.
+    pub(super) fn convert_back(&mut self, call: &Call<'_>, converted: &Converted, shard: &mut Shard) {
+        let by_old = Call { quota: &converted.old, ..*call };
+        // What it was is not needed.
+        let _ = shard.requote_one(&by_old, call.quota);
+        self.unlist(&by_old);
+        self.after(&by_old, converted.is_inline, shard);
+    }
+
     /// Stores the quota of a key, if the key is stored and under another one than it would be taken
     /// for. Costs nothing if there are no inline quotas.
     #[inline]
