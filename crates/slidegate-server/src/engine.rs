@@ -16,6 +16,7 @@ use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, verb::Ver
 use slidegate_http::headers::HeaderOptions;
 
 use crate::access::Access;
+use crate::audit;
 use crate::caller::Caller;
 use crate::config::{Config, describe};
 use crate::envoy;
@@ -159,6 +160,17 @@ impl App {
         let refused = envoy::denied_key(counter);
         let refused = Request::new().with(envoy::SCOPE, &refused).under(rule.name());
         Ok(self.store().reset(&refused).await? || existed)
+    }
+
+    /// [`reset`](Self::reset) by a client, with the lines of the audit log.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn reset_for(&self, by: &str, request: &Request<'_>) -> Result<bool, Error> {
+        let before = self.store().apply(Some(Verb::Peek), std::slice::from_ref(request), None).await;
+        let existed = self.reset(request).await?;
+        audit::reset(by, &before, |policy, key| self.observer().shown(policy, key));
+        Ok(existed)
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 mod readme {}
 
 mod access;
+mod audit;
 mod caller;
 mod cli;
 mod clock;

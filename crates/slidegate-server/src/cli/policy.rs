@@ -156,7 +156,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<(), Failure> {
         }
         PolicyCommand::History => {
             let answer = client.send(Method::GET, "/v1/changes", None)?;
-            client.print(&answer, |answer| lines(&answer["changes"], change))?;
+            client.print(&answer, history)?;
             return Ok(());
         }
         PolicyCommand::Set(set) => client.send(Method::PUT, &path(&set.name), Some(&set.body()?.into()))?,
@@ -274,6 +274,14 @@ fn policy(one: &Value) -> String {
     line + &format!("; allowed {}, denied {}", counts["allowed"], counts["denied"])
 }
 
+/// Changes of policies and what operators did to keys, newest first.
+fn history(answer: &Value) -> String {
+    let all = ["changes", "keys"].map(|list| answer[list].as_array().cloned().unwrap_or_default());
+    let mut all = all.concat();
+    all.sort_by(|one, other| other["at"].as_str().cmp(&one["at"].as_str()));
+    lines(&all.into(), change)
+}
+
 fn change(one: &Value) -> String {
     let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
     let what = match one["undoes"].as_u64() {
@@ -281,12 +289,9 @@ fn change(one: &Value) -> String {
         None => text("what"),
     };
     let undone = one["undone_by"].as_u64().map(|id| format!(" (undone by {id})")).unwrap_or_default();
-    format!(
-        "{:>4}  {}  {}  {}: {what}: {}{undone}",
-        one["id"],
-        output::to_seconds(&text("at")),
-        text("by"),
-        text("policy"),
-        text("words")
-    )
+    let id = one["id"].as_u64().map(|id| id.to_string()).unwrap_or_default();
+    let key = one["key"].as_str().map(|key| format!(" `{key}`")).unwrap_or_default();
+    let (at, by, policy, words) =
+        (output::to_seconds(&text("at")), text("by"), text("policy"), text("words"));
+    format!("{id:>4}  {at}  {by}  {policy}{key}: {what}: {words}{undone}")
 }

@@ -24,6 +24,7 @@ use slidegate::store::MemoryStats;
 use slidegate::{Decisions, verb::Verb};
 
 use crate::access::{self, Action};
+use crate::audit;
 use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::StoreState;
@@ -129,6 +130,7 @@ where
     O: From<Vec<u8>>,
 {
     let (head, body) = request.into_parts();
+    let connection = Connection::of(&head.extensions);
     let headers = head.headers;
     async move {
         let bytes = json_body::read(body, MAX_BODY).await?;
@@ -137,6 +139,10 @@ where
         let ask: RequestBody<'_> = json_body::parse(&bytes)?;
         let request = ask.request(app)?;
         let decisions = call.apply(Some(verb), slice::from_ref(&request), id).await;
+        if matches!(verb, Verb::Refund | Verb::Penalize) {
+            let by = app.access.caller(&headers, connection);
+            audit::moved(&by, verb, &decisions, |policy, key| app.observer().shown(policy, key));
+        }
         respond(app, verb, &decisions, headers)
     }
 }
@@ -171,10 +177,11 @@ fn respond<O: From<Vec<u8>>>(
 
 async fn reset(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     idempotency::none(request.headers())?;
+    let by = app.access.caller(request.headers(), Connection::of(request.extensions()));
     let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
     let ask: RequestBody<'_> = json_body::parse(&bytes)?;
     let request = ask.request(&app)?;
-    let existed = app.reset(&request).await.map_err(|error| {
+    let existed = app.reset_for(&by, &request).await.map_err(|error| {
         let detail = format!("{error}; the keys may be forgotten or not, so send it again");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;

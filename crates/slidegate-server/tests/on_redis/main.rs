@@ -2,6 +2,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod audit;
 mod control;
 mod doctor;
 mod escalation;

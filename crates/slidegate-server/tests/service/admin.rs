@@ -80,7 +80,7 @@ fn a_token_is_needed_and_permits_what_it_says_and_is_never_logged() {
         logged.contains("slidegate::audit").then_some(logged)
     });
     let line = logged.lines().find(|line| line.contains("slidegate::audit")).unwrap();
-    let found = r#"by="write" action="reset" policy="per-user" key="alice" detail="its usage is forgotten""#;
+    let found = r#"by="write" action="reset" policy="per-user" key="alice" detail="its usage is forgotten: used 1 -> 0 of 3""#;
     assert!(line.contains(found), "{line}");
     assert!(!logged.contains("sg_"), "{logged}");
     assert!(!server.greeting.contains("sg_"));
@@ -254,7 +254,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
     let nothing = command(&server, &["policy", "undo"]);
     assert_eq!(text(&nothing.stderr).trim(), "404: there is no change that could be undone");
     let history = said(&server, &["policy", "history"]);
-    assert_eq!(history.lines().count(), 4);
+    assert_eq!(history.lines().count(), 4, "{history}");
     assert!(
         history
             .lines()

@@ -13,8 +13,8 @@ use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::Mode;
 use slidegate_http::headers::millis_ceil;
 
-use super::reply::audit;
 use crate::access::Operator;
+use crate::audit;
 use crate::config::quota_text;
 use crate::control::changes::{Cause, Counting, Document, Refusal, Terms, What};
 use crate::control::state::Admin;
@@ -102,7 +102,7 @@ impl Admin {
 
     /// The response to an active change. Also writes its log line.
     pub(super) fn changed(&self, by: &Operator, action: &str, policy: &str, id: u64, done: &str) -> Response {
-        audit(by, action, policy, "", done);
+        audit::operator(&by.0, action, policy, "", done);
         self.app.observer().mark_changed();
         problem::ok(&Changed { policy, change: id, done })
     }

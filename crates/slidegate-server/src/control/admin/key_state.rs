@@ -142,6 +142,19 @@ pub(super) struct ShownHold {
 }
 
 impl ShownUsage {
+    /// How usage and limit differ afterwards, in words. `None`: they do not.
+    pub(super) fn moved(&self, after: &Self) -> Option<String> {
+        let (used, limit) = (self.used != after.used, self.limit != after.limit);
+        let limits = || format!("limit {} -> {}", self.limit, after.limit);
+        let uses = || format!("used {} -> {} of {}", self.used, after.used, after.limit);
+        match (used, limit) {
+            (true, true) => Some(format!("{}, {}", limits(), uses())),
+            (true, false) => Some(uses()),
+            (false, true) => Some(limits()),
+            (false, false) => None,
+        }
+    }
+
     pub(super) fn of(found: &KeyUse, policy: &Policy) -> Self {
         let decision = &found.decision;
         // A key that is full may still count in a window of before.

@@ -19,12 +19,13 @@ use slidegate_http::headers::millis_ceil;
 
 use super::apply::unknown;
 use super::key_state::{KeyBlock, KeyDone, KeyOverride, KeyState, ShownKey, ShownUsage};
-use super::reply::{InPath, audit, body};
+use super::reply::{InPath, body};
 use crate::access::Operator;
+use crate::audit;
 use crate::caller::Protocol;
 use crate::clock::{at_text, now_ms};
 use crate::config::quota_text;
-use crate::control::changes::{Document, KeyChange, KeyKind, KeyTerms};
+use crate::control::changes::{Document, KeyActionDone, KeyChange, KeyKind, KeyTerms};
 use crate::control::state::{Admin, AdminState};
 use crate::limits::MAX_COST;
 use crate::record::{self, Filter};
@@ -226,6 +227,7 @@ pub(super) async fn act(
     let uri = request.uri().clone();
     let (by, given): (Operator, KeyAction) = body(request).await?;
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
+    let before = admin.view(&target).await.ok();
     let done = match action.as_str() {
         "reset" => {
             given.expect(&action, &[])?;
@@ -261,10 +263,19 @@ pub(super) async fn act(
             return Err(Problem::new(StatusCode::NOT_FOUND, detail));
         }
     };
-    audit(&by, &action, &target.policy, &admin.app.observer().shown(&target.policy, &target.text), &done);
     admin.app.observer().mark_changed();
     // The change is made even if the store cannot be read now.
     let state = admin.view(&target).await.ok();
+    let moved = before.zip(state.as_ref()).and_then(|(before, after)| before.usage.moved(&after.usage));
+    let words = moved.map_or_else(|| done.clone(), |moved| format!("{done}: {moved}"));
+    audit::operator(
+        &by.0,
+        &action,
+        &target.policy,
+        &admin.app.observer().shown(&target.policy, &target.text),
+        &words,
+    );
+    admin.note(&target, &by, &action, words).await;
     Ok(problem::ok(&KeyDone { policy: &target.policy, key: target.text_for_caller(), done, state }))
 }
 
@@ -361,6 +372,28 @@ impl Admin {
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         })?;
         Ok(if existed { "its usage is forgotten" } else { "it had used nothing" }.to_owned())
+    }
+
+    /// Adds what was done to the shared list of changes. If the store is unavailable, only the log has it.
+    async fn note(&self, target: &KeyTarget, by: &Operator, action: &str, words: String) {
+        let done = KeyActionDone {
+            at_ms: 0,
+            by: by.0.clone(),
+            policy: target.policy.clone(),
+            key: target.text.clone(),
+            action: action.to_owned(),
+            words,
+        };
+        let noted = self.control.change(|document, now| {
+            document.note_action(done.clone(), now);
+            Ok(())
+        });
+        if let Err(refusal) = noted.await {
+            tracing::warn!(
+                error = refusal.detail,
+                "an operator's change is only in the log, not in `/v1/changes`"
+            );
+        }
     }
 
     async fn charge(&self, target: &KeyTarget, verb: Verb, cost: Amount) -> Result<String, Problem> {

@@ -378,14 +378,39 @@ pub(super) async fn changes(State(admin): AdminState) -> Response {
             words: in_words(before.as_ref(), after.as_ref()),
         }
     });
-    problem::ok(&Changes { version: id.version, changes: changes.collect() })
+    let keys = document.actions.iter().rev().map(|done| KeyActionEntry {
+        at: at_text(done.at_ms),
+        by: &done.by,
+        policy: &done.policy,
+        key: admin.app.observer().shown(&done.policy, &done.key),
+        what: &done.action,
+        words: &done.words,
+    });
+    problem::ok(&Changes { version: id.version, changes: changes.collect(), keys: keys.collect() })
 }
 
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Changes<'a> {
     /// The version of the active document. Each change increases it.
     version: u64,
+    /// Changes of policies, newest first, at most 100.
     changes: Vec<ChangeEntry<'a>>,
+    /// What operators did to single keys, newest first, at most 100.
+    keys: Vec<KeyActionEntry<'a>>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct KeyActionEntry<'a> {
+    at: String,
+    /// The name of the token of its author.
+    by: &'a str,
+    policy: &'a str,
+    /// Redacted as the policy configures.
+    key: String,
+    #[schemars(extend("enum" = ["reset", "refund", "penalize", "block", "unblock", "override", "clear-override"]))]
+    what: &'a str,
+    /// What was done, with usage and limit before and after if they changed.
+    words: &'a str,
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -56,8 +56,3 @@ pub(super) async fn bytes(request: Request<Body>) -> Result<(Operator, Bytes), P
     let bytes = if bytes.trim_ascii().is_empty() { Bytes::from_static(b"{}") } else { bytes };
     Ok((by, bytes))
 }
-
-/// Writes the audit log line of a change: who changed which limit and how. Never contains a token.
-pub(super) fn audit(by: &Operator, action: &str, policy: &str, key: &str, detail: &str) {
-    tracing::info!(target: "slidegate::audit", by = by.0, action, policy, key, detail, "changed");
-}

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use slidegate::store::{PolicyReset, ResetCursor};
 
 use super::apply::unknown;
-use super::reply::{InPath, audit, body};
+use super::reply::{InPath, body};
+use crate::audit;
 use crate::control::state::Admin;
 use crate::wire::problem::{self, Problem};
 
@@ -68,7 +69,7 @@ pub(super) async fn step(
     let wrong = |error: slidegate::Error| Problem::field("cursor", error.to_string());
     let cursor: Option<ResetCursor> = cursor.map(|text| text.parse()).transpose().map_err(wrong)?;
     if cursor.is_none() {
-        audit(&by, "reset-policy", &name, "", "started to forget all keys");
+        audit::operator(&by.0, "reset-policy", &name, "", "started to forget all keys");
     }
     let step = admin.app.store().reset_policy_step(&name, cursor.as_ref(), limit).await;
     let PolicyReset { forgotten, scanned, keys, next, .. } = step.map_err(|error| {
@@ -84,7 +85,7 @@ pub(super) async fn step(
         None => format!("forgot {keys_forgotten}"),
     };
     if next.is_none() {
-        audit(&by, "reset-policy", &name, "", &done);
+        audit::operator(&by.0, "reset-policy", &name, "", &done);
         admin.app.observer().mark_changed();
     }
     let cursor = next.map(|next| next.to_string());

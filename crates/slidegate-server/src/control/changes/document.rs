@@ -18,7 +18,7 @@ use super::terms::Terms;
 const LAYOUT: u32 = 1;
 /// Maximum keys with a block or override: every decision under their policy searches them.
 pub(crate) const MAX_KEYS: usize = 1000;
-/// Maximum changes in the history; older ones cannot be undone.
+/// Maximum changes in the history, of which older ones cannot be undone, and maximum actions on keys.
 pub(super) const MAX_CHANGES: usize = 100;
 /// Maximum tombstones of reverted policies. An instance that missed more than these uses
 /// [`Forgotten`].
@@ -44,6 +44,9 @@ pub(crate) struct Document {
     /// The history of policy changes, oldest first.
     #[serde(default)]
     pub(crate) changes: Vec<Change>,
+    /// What operators did to single keys, oldest first.
+    #[serde(default)]
+    pub(crate) actions: Vec<KeyActionDone>,
     /// The number of the last change.
     #[serde(default)]
     pub(super) last_id: u64,
@@ -205,6 +208,17 @@ pub(crate) struct Change {
     pub(crate) after: Option<Terms>,
 }
 
+/// What an operator did to a key. Only told: the change itself is in [`keys`](Document::keys), or in the usage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeyActionDone {
+    pub(crate) at_ms: u64,
+    pub(crate) by: String,
+    pub(crate) policy: String,
+    pub(crate) key: String,
+    pub(crate) action: String,
+    pub(crate) words: String,
+}
+
 /// The kind of a policy change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -223,6 +237,7 @@ impl Default for Document {
             policies: BTreeMap::new(),
             keys: Vec::new(),
             changes: Vec::new(),
+            actions: Vec::new(),
             last_id: 0,
             stamps: BTreeMap::new(),
             cleared: Vec::new(),
@@ -261,6 +276,10 @@ impl Document {
             let text = serde_json::to_string(self).expect("our own types have a JSON form");
             if text.len() <= MAX_BYTES {
                 return Ok(text);
+            }
+            if !self.actions.is_empty() {
+                self.actions.drain(..self.actions.len().div_ceil(2));
+                continue;
             }
             if self.changes.len() <= 1 && !self.cleared.is_empty() {
                 self.forget_cleared(self.cleared.len() / 2);
@@ -315,6 +334,7 @@ impl Document {
     pub(crate) fn trim(&mut self, now_ms: u64) {
         self.drop_ended(now_ms.saturating_sub(KEPT_AFTER_END_MS));
         self.changes.drain(..self.changes.len().saturating_sub(MAX_CHANGES));
+        self.actions.drain(..self.actions.len().saturating_sub(MAX_CHANGES));
         self.forget_cleared(MAX_CLEARED);
         let mut removed: Vec<_> =
             self.stamps.iter().filter(|(name, _)| !self.policies.contains_key(*name)).collect();
@@ -383,6 +403,12 @@ impl Document {
         let at_ms = self.stamp(now_ms);
         self.cleared.push(ClearedKey { policy, key, is_block, at_ms, until_ms });
         true
+    }
+
+    /// Adds what an operator did to a key.
+    pub(crate) fn note_action(&mut self, mut done: KeyActionDone, now_ms: u64) {
+        done.at_ms = now_ms;
+        self.actions.push(done);
     }
 
     /// Changes a policy, or reverts it to the config, and records that in the history.

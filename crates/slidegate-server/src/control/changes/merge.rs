@@ -158,6 +158,9 @@ impl Document {
                 *undone = numbers.get(undone).copied().unwrap_or(*undone);
             }
         }
+        let new = other.actions.iter().filter(|theirs| !self.actions.contains(theirs));
+        self.actions.extend(new.cloned().collect::<Vec<_>>());
+        self.actions.sort_by_key(|done| done.at_ms);
         self.changes.append(&mut added);
         self.changes.sort_by_key(|change| (change.at_ms, change.id));
         self.last_id = last_id;

@@ -10,9 +10,11 @@ use super::holds::HoldCommand;
 use super::reply::{Reply, RespVersion};
 use super::throttle::ThrottleArguments;
 use super::transaction::Transaction;
+use crate::audit;
 use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::decide::Call;
+use crate::listener::Connection;
 
 /// The result of dispatching a command.
 #[derive(Debug)]
@@ -34,6 +36,7 @@ pub(super) enum Step<'b> {
 /// Decisions of one pipeline: made at once on the memory store, batched on a shared store.
 pub(super) struct Batch<'w> {
     pub(super) app: &'w App,
+    pub(super) connection: Connection,
     /// Records each decision, and how long all of them took.
     pub(super) call: Call<'w>,
     /// Decisions to request from a shared store, in command order. Always empty on the memory
@@ -51,8 +54,16 @@ pub(super) struct PendingDecision<'b> {
 }
 
 impl<'w> Batch<'w> {
-    pub(super) fn new(app: &'w App) -> Self {
-        Self { app, call: app.call(Protocol::Resp), pending: Vec::new() }
+    pub(super) fn new(app: &'w App, connection: Connection) -> Self {
+        Self { app, connection, call: app.call(Protocol::Resp), pending: Vec::new() }
+    }
+
+    /// Logs a client's refund.
+    pub(super) fn audit(&self, verb: Verb, decisions: &Decisions<'_>) {
+        if verb == Verb::Refund {
+            let shown = |policy: &str, key: &str| self.app.observer().shown(policy, key);
+            audit::moved(&self.connection.caller(), verb, decisions, shown);
+        }
     }
 
     /// Decides a request and writes the reply, or adds it to the batch. By reference, because a
@@ -70,6 +81,7 @@ impl<'w> Batch<'w> {
             let Poll::Ready(decisions) = deciding.poll(&mut Context::from_waker(Waker::noop())) else {
                 unreachable!("a decision in memory does not wait");
             };
+            self.audit(verb, &decisions);
             format.write(&decisions, reply);
             return;
         }

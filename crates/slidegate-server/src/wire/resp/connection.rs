@@ -156,7 +156,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
     async fn process(&mut self) -> std::io::Result<Progress> {
         let policies = self.app.policies();
         let mut progress = Progress::Incomplete;
-        let mut batch = Batch::new(&self.app);
+        let mut batch = Batch::new(&self.app, self.session.connection());
         let mut at = 0;
         let closes = loop {
             if self.out.len() >= MAX_BUFFERED_REPLIES {
@@ -228,7 +228,7 @@ async fn execute<S: AsyncWrite + Unpin>(
     (out, turn): (&mut Vec<u8>, &mut Turn),
 ) -> std::io::Result<()> {
     Reply { out, version: session.version }.array(transaction.len());
-    let mut batch = Batch::new(app);
+    let mut batch = Batch::new(app, session.connection());
     for arguments in transaction.commands() {
         if out.len() >= MAX_BUFFERED_REPLIES {
             write(stream, out).await?;
@@ -261,7 +261,7 @@ async fn inline_command(
         }
     };
     let arguments: frame::Arguments<'_> = arguments.iter().map(Vec::as_slice).collect();
-    let (mut batch, before) = (Batch::new(app), out.len());
+    let (mut batch, before) = (Batch::new(app, session.connection()), out.len());
     let step = dispatch::step(&arguments, session, policies, &mut batch, out);
     let next = complete(step, before, session.version, &mut batch, out).await;
     flush(&mut batch, out).await;
@@ -291,7 +291,7 @@ async fn complete(
         Step::Reset(request) => {
             flush(batch, out).await;
             let mut reply = Reply { out, version };
-            match batch.app.reset(&request).await {
+            match batch.app.reset_for(&batch.connection.caller(), &request).await {
                 Ok(existed) => reply.boolean(existed),
                 Err(error) => reply.error(format_args!(
                     "ERR RL.RESET: {error}; the key may or may not have been reset; send the command again"
@@ -328,7 +328,10 @@ async fn flush(batch: &mut Batch<'_>, out: &mut Vec<u8>) {
     let call = &batch.call;
     let decided = pending.iter().map(|one| call.apply(Some(one.verb), slice::from_ref(&one.request), None));
     let decided = join_all(decided).await;
-    pending.iter().zip(&decided).for_each(|(one, decisions)| one.write(decisions, out));
+    for (one, decisions) in pending.iter().zip(&decided) {
+        batch.audit(one.verb, decisions);
+        one.write(decisions, out);
+    }
 }
 
 fn write_error(error: ProtocolError, app: &App, out: &mut Vec<u8>) {
