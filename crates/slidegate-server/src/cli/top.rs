@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
+use serde_json::Number;
 use slidegate::clock::format_wait;
 use ureq::http::Method;
 
@@ -55,7 +56,7 @@ const CLEAR: &str = "\x1b[2J\x1b[H";
 
 #[derive(Deserialize)]
 struct TopKeys {
-    error_bound: u64,
+    error_bound: Number,
     sampled: bool,
     period_s: u64,
     /// Number of instances summed.
@@ -68,8 +69,8 @@ struct TopKeys {
 struct Key {
     policy: String,
     key: String,
-    count: u64,
-    at_most_over: u64,
+    count: Number,
+    at_most_over: Number,
     #[serde(default)]
     held: u64,
     last_at: String,
@@ -80,18 +81,21 @@ struct Key {
 #[derive(Deserialize)]
 struct Now {
     limit: u64,
-    remaining: u64,
+    /// With at most six decimals.
+    remaining: f64,
     retry_after_ms: Option<u64>,
     is_blocked: bool,
 }
 
 impl Now {
     /// `41 of 100, 41 %`
+    #[allow(clippy::cast_precision_loss)] // limits and costs are below 2^53
     fn share(&self) -> String {
-        let used = self.limit.saturating_sub(self.remaining);
+        let limit = self.limit as f64;
+        let used = ((limit - self.remaining).max(0.0) * 1e6).round() / 1e6;
         // A limit of 0 is always full.
-        let percent = (u128::from(used) * 100).checked_div(self.limit.into()).unwrap_or(100);
-        format!("{used} of {}, {percent} %", self.limit)
+        let percent = if self.limit == 0 { 100.0 } else { (used * 100.0 / limit).floor() };
+        format!("{used} of {limit}, {percent} %")
     }
 
     /// The wait until cost 1 fits.
@@ -168,7 +172,7 @@ fn describe(top: &TopKeys, args: &TopArgs, width: usize) -> String {
     if top.sampled {
         title += "; estimated from a sample";
     }
-    if top.error_bound > 0 {
+    if top.error_bound.as_f64() > Some(0.0) {
         title += &format!("; keys not listed have at most {}", top.error_bound);
     }
     let title = output::wrap(&title, width, output::INDENT);
@@ -188,7 +192,7 @@ fn columns(top: &TopKeys, count: &'static str) -> Vec<Column> {
     let now = |key: &Key, shown: fn(&Now) -> String| key.now.as_ref().map_or_else(|| "-".to_owned(), shown);
     let mut columns = vec![
         column(count, Fit::Number, &|key| key.count.to_string()),
-        column("max error", Fit::Optional(6), &|key| format!("{:>9}", key.at_most_over)),
+        column("max error", Fit::Optional(6), &|key| format!("{:>9}", key.at_most_over.to_string())),
         column("held now", Fit::Optional(4), &|key| format!("{:>8}", key.held)),
         column("used", Fit::Optional(1), &|key| now(key, Now::share)),
         column("1 fits in", Fit::Optional(2), &|key| now(key, Now::wait)),
@@ -240,8 +244,8 @@ mod tests {
         let key = |key: &str, held, now| Key {
             policy: "per-user".to_owned(),
             key: key.to_owned(),
-            count: 4_100,
-            at_most_over: 0,
+            count: 4_100.into(),
+            at_most_over: 0.into(),
             held,
             last_at: "2026-11-27T21:05:09.123Z".to_owned(),
             now,
@@ -251,23 +255,23 @@ mod tests {
         let long = "0123456789".repeat(10);
         for (first, second, width, expected) in [
             (
-                key("alice", 0, now(100, 59, Some(0), false)),
-                key("bob", 0, now(0, 0, None, false)),
+                key("alice", 0, now(100, 59.0, Some(0), false)),
+                key("bob", 0, now(0, 0.0, None, false)),
                 80,
                 "cost  used             1 fits in  policy    key    last|\
                  4100  41 of 100, 41 %  now        per-user  alice  21:05:09|\
                  4100  0 of 0, 100 %    never      per-user  bob    21:05:09",
             ),
             (
-                key(&long, 7, now(100, 0, Some(200_000), false)),
-                key("bob", 0, now(100, 90, Some(50), true)),
+                key(&long, 7, now(100, 0.0, Some(200_000), false)),
+                key("bob", 0, now(100, 90.0, Some(50), true)),
                 80,
                 "cost  held now  used               1 fits in  policy    key|",
             ),
             (key(&long, 0, None), key("bob", 0, None), 40, "cost  used  1 fits in  key|"),
         ] {
             let top = TopKeys {
-                error_bound: 0,
+                error_bound: 0.into(),
                 sampled: false,
                 period_s: 300,
                 instances: 1,

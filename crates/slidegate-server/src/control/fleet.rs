@@ -371,11 +371,12 @@ impl FleetView {
     /// A policy's top keys over all shown instances. `own` is this instance's ranking, of which its record
     /// may lack some.
     pub(crate) fn ranking(&self, policy: &str, by: By, own: Ranking) -> Ranking {
+        let in_millionths = own.in_millionths;
         let mut own = Some(own);
         let rankings = self.instances.iter().map(|one| match by {
             _ if one.is_this => own.take().unwrap_or_default(),
-            By::Used => one.record.used.ranking(policy),
-            By::Denied => one.record.denials.ranking(policy),
+            By::Used => one.record.used.ranking(policy, in_millionths),
+            By::Denied => one.record.denials.ranking(policy, in_millionths),
         });
         Ranking::merged(&rankings.collect::<Vec<_>>())
     }

@@ -275,9 +275,9 @@ impl PolicyCounters {
         self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
     }
 
-    /// Converts a store's count to whole units.
-    pub(crate) fn units(&self, count: u64) -> u64 {
-        count / self.per_unit
+    /// Whether a store counts millionths of a unit.
+    pub(crate) fn counts_millionths(&self) -> bool {
+        self.per_unit != 1
     }
 
     /// Charged, denied and refunded cost, with its decimals.

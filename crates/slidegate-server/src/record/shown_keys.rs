@@ -20,12 +20,7 @@ impl Observer {
             return Ranking::default();
         };
         let mut ranking = self.top.ranking(policy.number, by);
-        if by == By::Used {
-            ranking.error_bound = policy.units(ranking.error_bound);
-            for one in &mut ranking.keys {
-                (one.count, one.over) = (policy.units(one.count), policy.units(one.over));
-            }
-        }
+        ranking.in_millionths = by == By::Used && policy.counts_millionths();
         for one in &mut ranking.keys {
             one.key = self.redactor.show(&one.key, policy.keys_shown).into();
         }

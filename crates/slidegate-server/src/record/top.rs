@@ -13,7 +13,7 @@ use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use slidegate::clock::Timestamp;
+use slidegate::{Amount, clock::Timestamp};
 
 use super::per_thread::{PerThread, thread};
 use super::redaction::Redactor;
@@ -92,6 +92,8 @@ pub(crate) struct Ranking {
     pub(crate) error_bound: u64,
     /// Whether counts are estimated from a sample.
     pub(crate) is_sampled: bool,
+    /// Whether counts are millionths of a unit.
+    pub(crate) in_millionths: bool,
 }
 
 impl Top {
@@ -192,8 +194,18 @@ impl Sketch {
     fn ranking(&self) -> Ranking {
         let smallest = self.smallest().filter(|_| self.has_lost);
         let error_bound = smallest.map_or(0, |index| self.counters[index].count);
-        Ranking { keys: self.counters.clone(), error_bound, is_sampled: self.is_sampled }
+        Ranking {
+            keys: self.counters.clone(),
+            error_bound,
+            is_sampled: self.is_sampled,
+            in_millionths: false,
+        }
     }
+}
+
+/// A count in units.
+pub(crate) fn amount(count: u64, in_millionths: bool) -> Amount {
+    if in_millionths { Amount::from_millionths(count) } else { count.into() }
 }
 
 impl Ranking {
@@ -216,7 +228,13 @@ impl Ranking {
         }
         let mut keys: Vec<_> = keys.into_values().collect();
         keys.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.key.cmp(&b.key)));
-        Self { keys, error_bound, is_sampled: rankings.iter().any(|one| one.is_sampled) }
+        let is_sampled = rankings.iter().any(|one| one.is_sampled);
+        Self { keys, error_bound, is_sampled, in_millionths: rankings.iter().any(|one| one.in_millionths) }
+    }
+
+    /// A count in units.
+    pub(crate) fn amount(&self, count: u64) -> Amount {
+        amount(count, self.in_millionths)
     }
 }
 

@@ -8,6 +8,7 @@ mod doctor;
 mod escalation;
 mod expired_reservations;
 mod failover;
+mod figures;
 mod fleet;
 mod key_size;
 mod notifications;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::OpenCost;
 use crate::engine::shadow::ShadowFigures;
-use crate::record::{Counts, FullKey, KeyCount, Ranking};
+use crate::record::{Counts, FullKey, KeyCount, Ranking, top};
 use slidegate::clock::Timestamp;
 
 /// Maximum bytes of a record: the limit of the store.
@@ -105,7 +105,7 @@ pub(crate) struct PolicyTotals {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopPart {
     pub(crate) keys: Vec<TopKey>,
-    /// Upper bound of the count of any key not listed.
+    /// Upper bound of the count of any key not listed, in units.
     pub(crate) error_bound: u64,
     #[serde(default)]
     pub(crate) sampled: bool,
@@ -122,6 +122,9 @@ pub(crate) struct TopKey {
     count: u64,
     #[serde(rename = "o", default, skip_serializing_if = "is_zero")]
     over: u64,
+    /// Whether both are millionths of a unit.
+    #[serde(rename = "m", default, skip_serializing_if = "std::ops::Not::not")]
+    in_millionths: bool,
     /// Microseconds since the epoch.
     #[serde(rename = "t")]
     last_us: u64,
@@ -246,33 +249,39 @@ impl FullestKey {
 impl TopPart {
     /// Adds the keys of a policy. Call [`cut`](Self::cut) after the last one.
     pub(crate) fn add(&mut self, policy: &str, ranking: Ranking) {
-        self.error_bound = self.error_bound.max(ranking.error_bound);
+        self.error_bound = self.error_bound.max(ranking.amount(ranking.error_bound).ceil());
         self.sampled |= ranking.is_sampled;
         self.keys.extend(ranking.keys.into_iter().take(MAX_KEYS + 1).map(|one| TopKey {
             policy: policy.to_owned(),
             key: one.key.to_string(),
             count: one.count,
             over: one.over,
+            in_millionths: ranking.in_millionths,
             last_us: one.last_at.as_micros(),
         }));
     }
 
     pub(crate) fn cut(&mut self, keys: usize) {
-        self.keys.sort_by_key(|one| std::cmp::Reverse(one.count));
-        let first_missing = self.keys.get(keys).map_or(0, |one| one.count);
+        let amount = |one: &TopKey| top::amount(one.count, one.in_millionths);
+        self.keys.sort_by_key(|one| std::cmp::Reverse(amount(one)));
+        let first_missing = self.keys.get(keys).map_or(0, |one| amount(one).ceil());
         self.error_bound = self.error_bound.max(first_missing);
         self.keys.truncate(keys);
     }
 
     /// The keys of one policy.
-    pub(crate) fn ranking(&self, policy: &str) -> Ranking {
-        let keys = self.keys.iter().filter(|one| one.policy == policy).map(|one| KeyCount {
+    pub(crate) fn ranking(&self, policy: &str, in_millionths: bool) -> Ranking {
+        let of_policy =
+            self.keys.iter().filter(|one| one.policy == policy && one.in_millionths == in_millionths);
+        let keys = of_policy.map(|one| KeyCount {
             key: one.key.as_str().into(),
             count: one.count,
             over: one.over.min(one.count),
             last_at: Timestamp::from_micros(one.last_us),
         });
-        Ranking { keys: keys.collect(), error_bound: self.error_bound, is_sampled: self.sampled }
+        let unit = if in_millionths { 1_000_000 } else { 1 };
+        let error_bound = self.error_bound.saturating_mul(unit);
+        Ranking { keys: keys.collect(), error_bound, is_sampled: self.sampled, in_millionths }
     }
 }
 
@@ -309,7 +318,7 @@ pub(crate) mod tests {
             over: 0,
             last_at: Timestamp::from_secs(9),
         });
-        Ranking { keys: keys.collect(), error_bound: 0, is_sampled: false }
+        Ranking { keys: keys.collect(), error_bound: 0, is_sampled: false, in_millionths: false }
     }
 
     /// Every instance reads the records of all others: a record must not grow with its policies or keys.

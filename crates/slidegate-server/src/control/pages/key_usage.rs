@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate::{Decision, Policy, Quota, Reason, Request, verb::Verb};
+use slidegate::{Amount, Amounts, Decision, Policy, Quota, Reason, Request, verb::Verb};
 use slidegate_config::names::candidate_of;
 use slidegate_http::headers::millis_ceil;
 
@@ -26,9 +26,14 @@ pub(super) const MAX_KEYS: usize = 64;
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "KeyNow")]
 pub(super) struct KeyUsage {
-    limit: u64,
+    #[schemars(with = "u64")]
+    limit: Amount,
     window_ms: u64,
-    remaining: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    remaining: Amount,
+    /// The taken part of the limit, from 0 to 1. A limit of 0 is always full.
+    #[serde(skip)]
+    pub(super) share: f64,
     /// Time until a request of cost 1 fits. `null`: it never fits.
     retry_after_ms: Option<u64>,
     is_blocked: bool,
@@ -37,20 +42,18 @@ pub(super) struct KeyUsage {
 impl KeyUsage {
     fn of(decision: &Decision, quota: &Quota) -> Self {
         let wait = if decision.is_denied() { decision.retry_after() } else { Some(Duration::ZERO) };
+        let Amounts { limit, remaining, .. } = decision.amounts();
+        let taken = decision.limit - decision.remaining.min(decision.limit);
+        #[allow(clippy::cast_precision_loss)] // a share
+        let share = if decision.limit == 0 { 1.0 } else { taken as f64 / decision.limit as f64 };
         Self {
-            limit: decision.limit(),
+            limit,
             window_ms: millis_ceil(quota.window()),
-            remaining: decision.remaining(),
+            remaining,
+            share,
             retry_after_ms: wait.map(millis_ceil),
             is_blocked: decision.reason() == Some(Reason::Blocked),
         }
-    }
-
-    /// The taken part of the limit, from 0 to 1. A limit of 0 is always full.
-    #[allow(clippy::cast_precision_loss)] // a share
-    pub(super) fn share(&self) -> f64 {
-        let taken = self.limit - self.remaining.min(self.limit);
-        if self.limit == 0 { 1.0 } else { taken as f64 / self.limit as f64 }
     }
 }
 

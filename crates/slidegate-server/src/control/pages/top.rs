@@ -9,6 +9,7 @@ use axum::http::Uri;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
+use slidegate::Amount;
 use slidegate::clock::{Clock, Timestamp};
 use slidegate_config::names::candidate_of;
 
@@ -64,7 +65,7 @@ pub(super) async fn top(State(admin): AdminState, uri: Uri) -> Result<Response, 
     let held = if shows_this { held(app, policy.as_deref()) } else { HashMap::new() };
     for (one, now) in first.iter_mut().zip(now) {
         one.held = held.get(&(one.policy.into(), one.key.clone())).copied().unwrap_or(0);
-        one.share = now.map(|now| now.share()).or(one.share);
+        one.share = now.map(|now| now.share).or(one.share);
         one.now = now;
     }
     let mut looked_up = None;
@@ -79,7 +80,11 @@ pub(super) async fn top(State(admin): AdminState, uri: Uri) -> Result<Response, 
         by: order.name(),
         instances: fleet.map_or(1, |fleet| fleet.instances.len()),
         fleet_error: fleet.and_then(|fleet| fleet.error.clone()),
-        error_bound: rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0),
+        error_bound: rankings
+            .iter()
+            .map(|(_, ranking)| ranking.amount(ranking.error_bound))
+            .max()
+            .unwrap_or_default(),
         sampled: rankings.iter().any(|(_, ranking)| ranking.is_sampled),
         looked_up,
         period_s: PERIOD.as_secs(),
@@ -97,13 +102,15 @@ fn ranking(observer: &Observer, fleet: Option<&FleetView>, policy: &str, by: By)
 }
 
 fn most_counted<'n>(rankings: &[(&'n String, Ranking)], limit: usize) -> Vec<TopKeyBody<'n>> {
-    let keys = rankings.iter().flat_map(|(name, ranking)| ranking.keys.iter().map(move |one| (*name, one)));
+    let keys = rankings.iter().flat_map(|(name, ranking)| {
+        ranking.keys.iter().map(move |one| (*name, one, ranking.amount(one.count), ranking.amount(one.over)))
+    });
     let mut keys: Vec<_> = keys.collect();
-    keys.sort_by_key(|(_, one)| Reverse(one.count));
+    keys.sort_by_key(|(.., count, _)| Reverse(*count));
     keys.truncate(limit);
-    let listed = keys.into_iter().map(|(policy, one)| TopKeyBody {
-        count: Some(one.count),
-        at_most_over: Some(one.over),
+    let listed = keys.into_iter().map(|(policy, one, count, over)| TopKeyBody {
+        count: Some(count),
+        at_most_over: Some(over),
         ..TopKeyBody::new(policy, &one.key, one.last_at)
     });
     listed.collect()
@@ -200,7 +207,8 @@ pub(crate) struct Tops<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     fleet_error: Option<String>,
     /// Upper bound of the count of any key not listed.
-    error_bound: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    error_bound: Amount,
     /// Whether counts are estimated from a sample.
     sampled: bool,
     /// Counts cover the current period and the previous one, each this long.
@@ -227,11 +235,13 @@ struct TopKeyBody<'a> {
     policy: &'a str,
     key: String,
     /// Absent by `closest`, like `at_most_over`.
+    #[schemars(with = "Option<f64>", range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
-    count: Option<u64>,
+    count: Option<Amount>,
     /// Maximum overestimate of the count.
+    #[schemars(with = "Option<f64>", range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
-    at_most_over: Option<u64>,
+    at_most_over: Option<Amount>,
     /// Cost held by open reservations of this instance.
     held: u64,
     last_at: String,
