@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Add;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Error;
 
@@ -83,6 +83,29 @@ impl Serialize for Amount {
             Ok(units) if Self::from(units) == *self => serializer.serialize_u64(units),
             #[allow(clippy::cast_precision_loss)] // as documented
             _ => serializer.serialize_f64(self.millionths as f64 / MILLION as f64),
+        }
+    }
+}
+
+/// A number as [serialized](Serialize): rounded to millionths.
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Number {
+            Whole(u64),
+            Decimal(f64),
+        }
+        match Number::deserialize(deserializer)? {
+            Number::Whole(units) => Ok(units.into()),
+            #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            // as documented, and within the range
+            Number::Decimal(units) if (0.0..u64::MAX as f64).contains(&units) => {
+                Ok(Self { millionths: (units * MILLION as f64).round() as u128 })
+            }
+            Number::Decimal(units) => {
+                Err(de::Error::custom(format_args!("invalid amount `{units}`: must be at least 0")))
+            }
         }
     }
 }

@@ -169,14 +169,14 @@ struct Cells {
     fullest: FullestKeys,
 }
 
-/// A snapshot of a policy's counters since the start. Costs are in whole units.
+/// A snapshot of a policy's counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) shadow_denied: u64,
-    pub(crate) cost_allowed: u64,
-    pub(crate) cost_denied: u64,
+    pub(crate) cost_allowed: Amount,
+    pub(crate) cost_denied: Amount,
     pub(crate) blocked: u64,
     pub(crate) near_limit: u64,
     pub(crate) notifications: u64,
@@ -292,7 +292,7 @@ impl PolicyCounters {
 
     pub(crate) fn counts(&self) -> Counts {
         let of = |outcome| SOURCES.iter().map(|source| self.checks(outcome, *source)).sum();
-        let [cost_allowed, cost_denied, _] = self.costs().map(Amount::floor);
+        let [cost_allowed, cost_denied, _] = self.costs();
         Counts {
             allowed: of(Outcome::Allow),
             denied: of(Outcome::Deny),

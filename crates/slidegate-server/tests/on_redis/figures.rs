@@ -107,7 +107,7 @@ fn until_same<T: PartialEq + Debug>(what: &str, mut pair: impl FnMut() -> (T, T)
             let is_same = shown == expected;
             last = Some((shown, expected));
             is_same
-        })
+        });
     }));
     let (shown, expected) = last.unwrap();
     assert!(is_same.is_ok(), "{what}: {shown:?} instead of {expected:?}");
@@ -134,17 +134,23 @@ fn figures_of_all_views_are_what_clients_were_answered() {
             let of = answered.used.iter().filter(|((of, _), used)| of == policy && **used > 0.0);
             of.map(|(place, used)| (place.clone(), *used)).collect::<Sums>()
         };
-        until_true(&format!("{when}: policies"), || {
-            let view = get("/v1/policies");
-            view["instances"] == 3
-                && ["log", "spend", "quiet", "tried"].iter().all(|name| {
-                    let counts =
-                        &list(&view, "policies").iter().find(|one| one["name"] == **name).unwrap()["counts"];
-                    let denied = if *name == "quiet" { "shadow_denied" } else { "denied" };
-                    (json!(answered.verdicts(name).0), json!(answered.verdicts(name).1))
-                        == (counts["allowed"].clone(), counts[denied].clone())
-                })
-        });
+        for name in ["log", "spend", "quiet", "tried"] {
+            let denied = if name == "quiet" { "shadow_denied" } else { "denied" };
+            let cost: f64 = used(name).values().sum();
+            until_same(&format!("{when}: policy {name}"), || {
+                let view = get("/v1/policies");
+                let counts =
+                    &list(&view, "policies").iter().find(|one| one["name"] == name).unwrap()["counts"];
+                let (allowed, refused) = answered.verdicts(name);
+                let shown = json!([
+                    view["instances"],
+                    counts["allowed"],
+                    counts[denied],
+                    counts["cost_allowed"].as_f64()
+                ]);
+                (shown, json!([3, allowed, refused, cost]))
+            });
+        }
         until_true(&format!("{when}: shadow"), || {
             let view = get("/v1/shadow");
             let shadow = &view["shadows"][0];

@@ -96,8 +96,10 @@ struct PolicyCounts {
     allowed: u64,
     denied: u64,
     shadow_denied: u64,
-    cost_allowed: u64,
-    cost_denied: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    cost_allowed: Amount,
+    #[schemars(with = "f64", range(min = 0))]
+    cost_denied: Amount,
     near_limit: u64,
 }
 

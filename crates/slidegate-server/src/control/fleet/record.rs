@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::OpenCost;
 use crate::engine::shadow::ShadowFigures;
 use crate::record::{Counts, FullKey, KeyCount, Ranking, top};
-use slidegate::clock::Timestamp;
+use slidegate::{Amount, clock::Timestamp};
 
 /// Maximum bytes of a record: the limit of the store.
 const MAX_BYTES: usize = 4096;
@@ -86,9 +86,9 @@ pub(crate) struct PolicyTotals {
     #[serde(rename = "s", default, skip_serializing_if = "is_zero")]
     pub(crate) shadow_denied: u64,
     #[serde(rename = "ca", default)]
-    pub(crate) cost_allowed: u64,
+    pub(crate) cost_allowed: Amount,
     #[serde(rename = "cd", default, skip_serializing_if = "is_zero")]
-    pub(crate) cost_denied: u64,
+    pub(crate) cost_denied: Amount,
     #[serde(rename = "n", default, skip_serializing_if = "is_zero")]
     pub(crate) near_limit: u64,
     /// Open reservations that the instance made, and the cost they hold.
@@ -147,9 +147,8 @@ pub(crate) struct FullestKey {
     last_us: u64,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }
 
 impl Record {
@@ -213,14 +212,14 @@ impl PolicyTotals {
             (&mut self.allowed, other.allowed),
             (&mut self.denied, other.denied),
             (&mut self.shadow_denied, other.shadow_denied),
-            (&mut self.cost_allowed, other.cost_allowed),
-            (&mut self.cost_denied, other.cost_denied),
             (&mut self.near_limit, other.near_limit),
             (&mut self.open_reservations, other.open_reservations),
             (&mut self.held, other.held),
         ] {
             *sum = sum.saturating_add(one);
         }
+        self.cost_allowed = self.cost_allowed + other.cost_allowed;
+        self.cost_denied = self.cost_denied + other.cost_denied;
     }
 }
 
