@@ -61,7 +61,11 @@ fn the_report_draws_its_charts_from_one_file_and_hostile_keys_stay_text() {
     open(&browser, &folder);
     // Allowed and denied over time, usage of two policies, and the sweep.
     assert_eq!(browser.value("document.documentElement.dataset.charts"), "5");
-    assert_eq!(browser.value("document.querySelector('.chart.time').dataset.buckets"), "6", "two hours are 120 steps");
+    assert_eq!(
+        browser.value("document.querySelector('.chart.time').dataset.buckets"),
+        "6",
+        "two hours are 120 steps"
+    );
     let readout = browser.text("#over-time .readout");
     assert!(readout.starts_with("Requests in steps of 1m."), "{readout}");
     assert_eq!(

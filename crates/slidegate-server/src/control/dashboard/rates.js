@@ -7,7 +7,7 @@ import { byId, el, list, options, setText, show } from './dom.js';
 import { ROUND, axis, ceiling, chart, colour } from './chart.js';
 import { exports } from './exports.js';
 import { checksOf, isFallback, known, perSecond, sumOf, total } from './history.js';
-import { compact, count, figure, isCandidate, percent, rate, time } from './format.js';
+import { compact, count, figure, isCandidate, percent, plain, rate, time } from './format.js';
 
 /** Most policies with a line of their own, those with most first. */
 const MAX_LINES = 5;
@@ -254,7 +254,7 @@ export class Rates {
       this.#markers.filter(({ at_ms: at }) => at / 1000 >= from).reverse(),
       ({ at_ms: at, what, text }) => `${at} ${what} ${text}`,
       ({ at_ms: at, what, text }) => ({
-        node: el('li', {}, link(at), ` ${MARKS[what] ?? what}: ${text}`),
+        node: el('li', {}, link(at), ` ${MARKS[what] ?? what}: ${plain(text)}`),
         update: () => {},
       }),
     );

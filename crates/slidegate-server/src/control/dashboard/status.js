@@ -3,7 +3,7 @@
 import { byId, el, fact, list, setText, show } from './dom.js';
 import { HttpError, request } from './api.js';
 import { Panel, errorText } from './panel.js';
-import { ago, count, duration, percent, rate, time } from './format.js';
+import { ago, count, duration, percent, plain, rate, time } from './format.js';
 
 export class Status {
   #panel;
@@ -71,7 +71,7 @@ export class Status {
         return {
           node,
           update: ([, value, isBad]) => {
-            setText(node.lastChild, value);
+            setText(node.lastChild, plain(value));
             node.classList.toggle('bad', Boolean(isBad));
           },
         };
@@ -103,7 +103,7 @@ export class Status {
         return {
           node: el('li', {}, text, ' ', undo),
           update: (now) => {
-            setText(text, changeText(now));
+            setText(text, plain(changeText(now)));
             show(undo, !now.undone_by && now.what !== 'undo');
           },
         };
