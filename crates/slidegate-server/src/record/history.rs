@@ -425,11 +425,11 @@ impl HistoryReport {
         begin.into_iter().chain(self.at_ms.iter().copied()).collect()
     }
 
-    /// Allowed and denied checks of a policy.
-    pub(crate) fn checks(&self, policy: &str) -> [u64; 2] {
+    /// Allowed and denied checks of a policy in the last steps.
+    pub(crate) fn checks(&self, policy: &str, steps: usize) -> [u64; 2] {
         [Outcome::Allow, Outcome::Deny].map(|outcome| {
             let is_of = |one: &&DecisionSeries| one.policy == policy && one.verdict == outcome.name();
-            self.decisions.iter().filter(is_of).flat_map(|one| &one.counts).sum()
+            self.decisions.iter().filter(is_of).flat_map(|one| one.counts.iter().rev().take(steps)).sum()
         })
     }
 

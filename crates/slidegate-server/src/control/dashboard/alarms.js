@@ -68,7 +68,7 @@ const ALARMS = [
     // If it is one key, that is the alarm.
     text: ({ status: { policies: { many_denials: all, flooding_keys: keys } } }) =>
       all.filter(({ policy }) => !keys.some((one) => one.policy === policy)).map(deniedText).join(' '),
-    todo: 'No key has most of it. If the limit is too low, try a higher one as a candidate.',
+    todo: 'If the limit is too low, try a higher one as a candidate.',
   },
   {
     name: 'SlidegatePolicyLimitsNothing',
@@ -133,7 +133,7 @@ const floodText = ({ policy, key, denied, of }) =>
   `${key} has ${percent(denied, of)} of the ${count(of)} denials of ${policy} in 10 minutes.`;
 
 const deniedText = ({ policy, denied, checks }) =>
-  `${policy} denied ${denied === checks ? 'everything' : percent(denied, checks)}: ${count(denied)} of ${count(checks)} checks in 10 minutes.`;
+  `${policy} denied ${denied === checks ? 'everything' : percent(denied, checks)}: ${count(denied)} of ${count(checks)} checks in 5 minutes.`;
 
 /** What differs, and for how long. */
 function differText({ for_ms: ms, versions, configs, time_zones: zones }) {

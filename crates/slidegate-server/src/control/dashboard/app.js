@@ -38,7 +38,7 @@ const hooks = {
     rates.policiesChanged(all);
     denials.policiesChanged(all);
     firstSteps();
-    top.refresh();
+    top.policiesChanged(all);
   },
   changed: () => refreshAll(),
   keyLoaded: (isLoaded) => hasOneKey && connection(...(isLoaded ? ['live', 'Live'] : ['lost', 'Disconnected'])),

@@ -8,8 +8,9 @@ import { count, duration, percent, plain, policyQuota, rate } from './format.js'
 
 const WIDTH = 120;
 const HEIGHT = 22;
-/** Rows that are shown before all are asked for: the panels below stay near. */
+/** Rows that are shown of many, before all are asked for: the panels below stay near. */
 const FIRST = 6;
+const FEW = 8;
 
 /** How two policies are ordered, by the sums of the chosen range. */
 const ORDERS = {
@@ -80,9 +81,10 @@ export class Policies {
   /** Shows the first policies, or all, and always the chosen one. */
   #list() {
     const found = this.#ordered();
-    const shown = found.filter(({ name }, at) => this.#showsAll || at < FIRST || name === this.#chosen);
+    const isLong = found.length > FEW;
+    const shown = found.filter(({ name }, at) => !isLong || this.#showsAll || at < FIRST || name === this.#chosen);
     const button = byId('policies-all');
-    show(button, found.length > FIRST);
+    show(button, isLong);
     setText(button, this.#showsAll ? `Show the first ${FIRST}` : `Show all ${count(found.length)}`);
     list(byId('policies-rows'), shown, ({ name }) => name, (policy) => this.#row(policy));
   }
@@ -113,6 +115,7 @@ export class Policies {
   }
 
   #draw(policies) {
+    const isFirst = this.all.length === 0;
     this.all = policies;
     const names = policies.map(({ name }) => [name, name]);
     options(byId('top-policy'), [['', 'All'], ...names]);
@@ -120,10 +123,13 @@ export class Policies {
     options(byId('key-policy'), names);
     this.#list();
     this.#hooks.policiesChanged(policies);
+    // The URL may have chosen a policy before they were loaded.
+    if (isFirst && this.#chosen) this.#hooks.policyChosen(this.#chosen);
   }
 
   /** Chooses a policy, or all with an empty name. */
   choose(name) {
+    if (name === this.#chosen) return;
     this.#chosen = name;
     this.#list();
     for (const button of byId('policies-rows').querySelectorAll('button.link')) {

@@ -19,6 +19,8 @@ export class Top {
   #panel;
   #form = byId('top-form');
   #shown = [];
+  /** Names of shadow policies, which deny nothing. */
+  #shadows = new Set();
   /** Whether the order was chosen here. */
   #isChosen = false;
 
@@ -37,6 +39,11 @@ export class Top {
 
   choose(policy) {
     byId('top-policy').value = policy;
+    this.refresh();
+  }
+
+  policiesChanged(policies) {
+    this.#shadows = new Set(policies.filter(({ mode }) => mode === 'shadow').map(({ name }) => name));
     this.refresh();
   }
 
@@ -92,6 +99,7 @@ export class Top {
         const bar = el('i', { class: 'bar', 'aria-hidden': 'true', 'data-by': 'used' });
         const more = el('p', { class: 'under' });
         const last = el('td', { class: 'n last' });
+        const named = el('p', { class: 'under' });
         const open = () => this.hooks.openKey(under, key);
         return {
           node: el(
@@ -101,12 +109,13 @@ export class Top {
               'th',
               { scope: 'row' },
               el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
-              policy ? null : el('p', { class: 'under' }, under),
+              named,
             ),
             el('td', { class: 'n counted' }, figure, bar, more),
             last,
           ),
           update: (one) => {
+            setText(named, [policy ? '' : under, this.#shadows.has(under) && 'shadow'].filter(Boolean).join(', '));
             setText(figure, figureOf(one));
             setText(more, moreOf(one));
             bar.hidden = !one.now;
