@@ -114,6 +114,8 @@ fn the_page_of_an_instance_without_traffic_shows_the_fleet_and_marks_what_it_mis
     browser.until_text("#top-rows tr:first-child", "alice");
     browser.until_text("#top-bound", "Of 2 instances.");
     assert_eq!(browser.value("document.getElementById('first').hidden"), true);
+    traffic(&busy, "alice", 320);
+    browser.until_text("#alarm-SlidegateFloodingKey", "alice has 100 % of the 350 denials of per-user");
     let history = || quiet.get("/v1/history?minutes=5").json();
     let read_at = || history()["complete_until_ms"].as_u64();
     let first = until("the other was read", read_at);

@@ -82,7 +82,7 @@ const ALARMS = [
     title: 'Notifications lost',
     text: ({ status, history }) => {
       const lost = recent(status.undelivered, 'undelivered', status, history);
-      return lost > 0 && `${count(lost)} were not reported, or did not reach the webhook.`;
+      return lost > 0 && `${count(lost)} not reported, or not taken by the webhook.`;
     },
     todo: 'Check the receiver of the webhook and the store. What is lost is not sent again.',
   },

@@ -204,10 +204,11 @@ export class Rates {
     if (this.#hovered !== null) this.onPin(this.#at[this.#hovered] * 1000);
   }
 
-  /** The range of the last figures: after the service has gone, they stay where they are. */
+  /** The range of the last figures: after the service has gone, they stay where they are. A young one has at least a minute. */
   #span() {
     const now = this.#at.at(-1) ?? Date.now() / 1000;
-    return [now - 60 * Number(this.#form.minutes.value), now];
+    const first = Math.min(this.#at[0] ?? 0, now - 60);
+    return [Math.max(first, now - 60 * Number(this.#form.minutes.value)), now];
   }
 
   #drawMarkers(plot) {

@@ -98,7 +98,8 @@ fn flooding_key(admin: &Admin, fleet: Option<&FleetView>, policy: &str, of: u64)
     let blocked = key_usage::blocked(admin, Some(policy), usize::MAX);
     let is_blocked = blocked.iter().any(|block| block.key == *most.key);
     let (policy, key) = (policy.to_owned(), most.key.to_string());
-    (!is_blocked).then(|| FloodingKey { policy, key, denied: least(most), of })
+    // The history lacks what an instance counted before another knew it.
+    (!is_blocked).then(|| FloodingKey { policy, key, denied: least(most), of: of.max(least(most)) })
 }
 
 fn is_most(part: u64, whole: u64) -> bool {
