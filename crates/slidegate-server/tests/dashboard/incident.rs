@@ -62,6 +62,7 @@ fn a_flooding_key_is_named_and_at_hand_at_every_width() {
             ("its key is the first", says("#top-rows tr:first-child", FLOODING)),
             ("keys are near the alarms", format!("{} - {alarms} < 0.75 * innerHeight", below("#top"))),
             ("denials are not far", format!("{} - {alarms} < 2.5 * innerHeight", below("#denials"))),
+            ("what is shut is marked", says("#policies-rows tr:first-child", "denies everything")),
             ("those that deny are the first", says("#policies-rows tr:nth-child(2)", "api")),
             ("not all policies are shown", format!("{rows} === 6")),
             ("but can be", format!("(document.getElementById('policies-all').click(), {rows} === 53)")),

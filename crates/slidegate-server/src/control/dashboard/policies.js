@@ -203,6 +203,7 @@ export class Policies {
           marks,
           [
             isShadow && 'shadow',
+            policy.limit === 0 && !policy.tiers && !isShadow && 'denies everything',
             policy.origin === 'changed' && 'changed at run time',
             policy.origin === 'added' && 'added at run time',
             policy.candidate && 'candidate',

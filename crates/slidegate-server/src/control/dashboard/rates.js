@@ -204,10 +204,10 @@ export class Rates {
     if (this.#hovered !== null) this.onPin(this.#at[this.#hovered] * 1000);
   }
 
-  /** The range of the last figures: after the service has gone, they stay where they are. A young one has at least a minute. */
+  /** The range of the last figures: after the service has gone, they stay where they are. That of a young service is shorter. */
   #span() {
     const now = this.#at.at(-1) ?? Date.now() / 1000;
-    const first = Math.min(this.#at[0] ?? 0, now - 60);
+    const first = Math.min(now - 60, this.#at[0] ?? 0, ...this.#markers.map(({ at_ms: at }) => at / 1000));
     return [Math.max(first, now - 60 * Number(this.#form.minutes.value)), now];
   }
 

@@ -18,6 +18,7 @@ use crate::record::{By, KeyCount};
 
 /// Steps of the history in the time that counts of top keys cover at least, which is that of the alert
 /// `SlidegateManyDenials`. At most they cover twice as many.
+#[allow(clippy::cast_possible_truncation)] // 30
 const STEPS: usize = (PERIOD.as_secs() / STEP.as_secs()) as usize;
 /// Denials of a policy in that time, below which they are nobody's concern: one a second, as in the alert.
 const MIN_DENIALS: u64 = 300;
