@@ -246,7 +246,11 @@ impl Sweep {
             words(at)
         );
         let Some(stricter) = rank.checked_sub(1).map(|rank| order[rank]) else {
-            reason.push_str("; stricter ones were not tried");
+            let stricter = match setting {
+                SweptSetting::Limit => "lower limits",
+                SweptSetting::Window => "longer windows",
+            };
+            reason.push_str(&format!("; {stricter} were not tried, and one may be enough: sweep those too"));
             return (Some(setting.text(value)), reason);
         };
         let other = points[stricter].value;

@@ -180,7 +180,8 @@ impl Access {
                     "token `{}` is limited to the key `{}`: it reads `/v1/keys/POLICY/KEY` and \
                      `/v1/events?policy=POLICY&key=KEY` of this key only",
                     token.name, **key
-                )));
+                ))
+                .with_own_key(key.to_string()));
             }
             let limited = if token.key.is_some() { Limited::ToOneKey } else { Limited::No };
             return Ok(Operator(token.name.clone(), limited));

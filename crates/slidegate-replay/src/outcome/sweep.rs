@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::scenario::Scenario;
-use crate::sweep::{Sweep, SweepPoint};
+use crate::sweep::{Sweep, SweepPoint, SweptSetting};
 
 /// One policy under many limits or windows.
 #[derive(Debug, Clone, Serialize)]
@@ -25,6 +25,8 @@ pub struct SweepOutcome {
     /// The recommended value: the smallest limit, or longest window, that denies few enough
     /// requests.
     pub recommended: Option<String>,
+    /// `lowest`, `highest`, `shortest` or `longest` if no value beyond the recommended one was tried.
+    pub edge: Option<&'static str>,
     /// Why it is recommended, or why none is.
     pub reason: String,
 }
@@ -71,9 +73,20 @@ impl SweepOutcome {
             seen,
             keys,
             deny_at_most: sweep.deny_at_most.to_string(),
+            edge: recommended.as_deref().and_then(|value| edge(setting, value, &outcomes)),
             points: outcomes,
             recommended,
             reason,
         }
     }
+}
+
+/// The end of the tried values that this one is.
+fn edge(setting: SweptSetting, value: &str, points: &[SweepPointOutcome]) -> Option<&'static str> {
+    let [low, high] = match setting {
+        SweptSetting::Limit => ["lowest", "highest"],
+        SweptSetting::Window => ["shortest", "longest"],
+    };
+    let is = |point: Option<&SweepPointOutcome>| point.is_some_and(|point| point.value == value);
+    is(points.first()).then_some(low).or_else(|| is(points.last()).then_some(high))
 }

@@ -17,6 +17,8 @@ use crate::wording::{count_of, grouped};
 const MAX_POLICIES: usize = 50;
 /// Maximum rows of the time table: neighbouring buckets are summed.
 const MAX_TIME_ROWS: usize = 48;
+/// About as many steps have the charts over time: many more are a smear on a telephone.
+const CHART_STEPS: usize = 120;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -122,13 +124,19 @@ fn over_time(outcome: &Outcome) -> String {
             cell(&grouped(denied)).number(),
         ]
     });
-    let title = "Allowed and denied over time";
+    let per_step = ((outcome.time.buckets + CHART_STEPS / 2) / CHART_STEPS).max(1);
+    // One chart each: beside many allowed requests, few denied ones would not be seen.
+    let charts = ["allowed", "denied"].map(|name| {
+        format!(
+            "<h3 class=\"{name}\">{name}</h3><div class=\"chart time\" data-verdict=\"{name}\" data-buckets=\"{per_step}\" \
+             role=\"img\" aria-label=\"Requests {name} over time; the table below has the figures\"></div>"
+        )
+    });
     format!(
-        "<section class=\"panel\"><h2>{title}</h2><ul class=\"legend\"><li class=\"allowed\">allowed</li><li class=\"denied\">denied\
-         </li></ul>\
-         <div class=\"chart\" id=\"chart-time\" role=\"img\" aria-label=\"{title}; the table below has the figures\"></div>\
-         <p class=\"readout\" aria-hidden=\"true\">Requests in steps of {}.</p>{}</section>\n",
-        seconds(outcome.time.width_seconds),
+        "<section class=\"panel\" id=\"over-time\"><h2>Allowed and denied over time</h2>{}\
+         <p class=\"readout\" aria-hidden=\"true\">Requests in steps of {}. Each chart has its own scale.</p>{}</section>\n",
+        charts.concat(),
+        seconds(outcome.time.width_seconds * per_step as u64),
         details("Table", &table(&["from (UTC)", "requests", "denied"], rows))
     )
 }
@@ -150,7 +158,9 @@ fn sweep_section(sweep: &SweepOutcome) -> String {
     let recommended = sweep.recommended.as_ref().map_or_else(
         || "<p class=\"recommended\">No recommendation</p>".to_owned(),
         |value| {
-            format!("<p class=\"recommended\">Recommended {}: <b>{}</b></p>", sweep.setting, escaped(value))
+            let (setting, value) = (sweep.setting, escaped(value));
+            let edge = sweep.edge.map_or_else(String::new, |edge| format!(", the {edge} tried"));
+            format!("<p class=\"recommended\">Recommended {setting}: <b>{value}</b>{edge}</p>")
         },
     );
     format!(

@@ -87,34 +87,33 @@
   const timeAxis = () => axis({ size: 42, space: 76, values: timeLabels });
   const stepped = () => uPlot.paths.stepped({ align: 1 });
 
-  const overTime = document.getElementById('chart-time');
-  if (overTime) {
-    const names = ['allowed', 'denied'];
-    const columns = [outcome.configured.allowed_over_time, outcome.configured.denied_over_time];
-    const series = [
-      line('allowed', { fill: () => colour('allowed', 0.14), paths: stepped() }),
-      line('denied', { fill: () => colour('denied', 0.2), paths: stepped() }),
-    ];
-    const readout = overTime.parentElement.querySelector('.readout');
-    const idle = readout.textContent;
+  const overTime = [...document.querySelectorAll('.chart.time')];
+  // Neighbouring buckets are summed to steps.
+  const stepsOf = (values, size) =>
+    Array.from({ length: Math.ceil(values.length / size) }, (_, at) =>
+      values.slice(at * size, (at + 1) * size).reduce((sum, value) => sum + value, 0),
+    );
+  const columns = overTime.map(({ dataset }) => stepsOf(outcome.configured[`${dataset.verdict}_over_time`], Number(dataset.buckets)));
+  const readout = document.querySelector('#over-time .readout');
+  const idle = readout?.textContent;
+  for (const [of, container] of overTime.entries()) {
+    const { verdict, buckets: size } = container.dataset;
+    const starts = times.filter((_, at) => at % size === 0);
     const read = (plot) => {
       const at = plot.cursor.idx;
-      if (at === null || at === undefined) {
-        readout.textContent = idle;
-        return;
-      }
-      const when = utc(times[at]).replace('.000Z', 'Z');
-      readout.textContent = `${when}: ${names.map((name, of) => `${count(columns[of][at])} ${name}`).join(', ')}`;
+      const figures = () => overTime.map(({ dataset }, of) => `${count(columns[of][at])} ${dataset.verdict}`).join(', ');
+      readout.textContent = typeof at === 'number' ? `${utc(starts[at]).replace('.000Z', 'Z')}: ${figures()}` : idle;
     };
     chart(
-      overTime,
+      container,
       {
+        cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, sync: { key: 'time' } },
         scales: { x: { time: true }, y: fromZero(5) },
         axes: [timeAxis(), axis({ size: 52, space: 34, values: (_, ticks) => ticks.map(compact) })],
-        series: [{}, ...series],
+        series: [{}, line(verdict, { fill: () => colour(verdict, 0.25), paths: stepped() })],
         hooks: { setCursor: [read] },
       },
-      [times, ...columns],
+      [starts, columns[of]],
     );
   }
 

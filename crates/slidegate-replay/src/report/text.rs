@@ -247,7 +247,9 @@ impl TextReport<'_> {
                 point.denied_keys,
                 self.style.glyphs().bar(point.denied, most, BAR_WIDTH)
             );
-            let line = if is_recommended { format!("{}  <- recommended", line.trim_end()) } else { line };
+            let edge = sweep.edge.map_or_else(String::new, |edge| format!(", the {edge} tried"));
+            let line =
+                if is_recommended { format!("{}  <- recommended{edge}", line.trim_end()) } else { line };
             let line = line.trim_end();
             writeln!(f, "{}", if is_recommended { self.style.bold(line) } else { line.to_owned() })?;
         }

@@ -70,6 +70,18 @@ fn the_smallest_limit_that_denies_little_enough_is_recommended() {
     );
     assert!(swept.reason.contains(&format!("; {} would deny ", limit - 1)), "{}", swept.reason);
 
+    // Who deploys the end of a range must know that the range ended there.
+    for (sweep, edge) in [
+        ("limit=1..120:1".to_owned(), None),
+        (format!("limit={limit}..120:1"), Some("lowest")),
+        (format!("limit=1..{limit}:1"), Some("highest")),
+    ] {
+        let swept = replayed(plan(&sweep, "1%"), &traffic).sweep.unwrap();
+        assert_eq!((swept.recommended, swept.edge), (Some(limit.to_string()), edge), "{sweep}");
+        let is_told = swept.reason.contains("; lower limits were not tried, and one may be enough");
+        assert_eq!(is_told, edge == Some("lowest"), "{}", swept.reason);
+    }
+
     let coarse = replayed(plan("limit=1..120:40", "1%"), &traffic).sweep.unwrap();
     assert!(coarse.reason.contains("tries those between"), "{}", coarse.reason);
     let none = replayed(plan("limit=1..3", "0%"), &traffic).sweep.unwrap();

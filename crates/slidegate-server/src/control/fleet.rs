@@ -164,18 +164,8 @@ impl Fleet {
         instance: Option<&str>,
     ) -> Result<FleetView, String> {
         self.read(shared, FRESH).await;
-        let own = Instance {
-            id: shared.store().instance_id().to_owned(),
-            is_this: true,
-            record: self.own(document),
-        };
-        let (others, error, heard_at, unreadable) = {
-            let state = self.state();
-            let heard_at = state.heard_at.unwrap_or_default();
-            (Arc::clone(&state.others), state.error.clone(), heard_at, state.unreadable)
-        };
-        let mut instances: Vec<_> = std::iter::once(own).chain(others.iter().cloned()).collect();
-        instances.sort_by(|a, b| (&a.record.name, &a.id).cmp(&(&b.record.name, &b.id)));
+        let mut view = self.known(document, shared);
+        let instances = &mut view.instances;
         if let Some(wanted) = instance {
             instances.retain(|one| one.record.name == wanted || one.id == wanted);
             let shown = wanted.escape_debug();
@@ -196,7 +186,24 @@ impl Fleet {
                 }
             }
         }
-        Ok(FleetView { instances, error, heard_at, unreadable, differs_for: self.differs_for() })
+        Ok(view)
+    }
+
+    /// All instances, as last read.
+    pub(crate) fn known(&self, document: &Document, shared: Shared<'_>) -> FleetView {
+        let own = Instance {
+            id: shared.store().instance_id().to_owned(),
+            is_this: true,
+            record: self.own(document),
+        };
+        let (others, error, heard_at, unreadable) = {
+            let state = self.state();
+            let heard_at = state.heard_at.unwrap_or_default();
+            (Arc::clone(&state.others), state.error.clone(), heard_at, state.unreadable)
+        };
+        let mut instances: Vec<_> = std::iter::once(own).chain(others.iter().cloned()).collect();
+        instances.sort_by(|a, b| (&a.record.name, &a.id).cmp(&(&b.record.name, &b.id)));
+        FleetView { instances, error, heard_at, unreadable, differs_for: self.differs_for() }
     }
 
     /// Reads the others' records, unless read within `fresh`.

@@ -25,6 +25,7 @@ use crate::wire::routes::Routes;
 
 mod envoy_metrics;
 mod exposition;
+pub(crate) mod findings;
 pub(crate) mod history;
 pub(crate) mod key_list;
 mod key_usage;

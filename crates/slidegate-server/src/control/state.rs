@@ -79,6 +79,11 @@ impl Admin {
         }
     }
 
+    /// All instances, as last read some seconds ago. `None` without a fleet.
+    pub(crate) fn known_fleet(&self) -> Option<FleetView> {
+        Some(self.fleet.as_ref()?.known(&self.control.document(), self.app.shared()?))
+    }
+
     /// Adds the decisions of other instances to this one's history.
     pub(crate) fn add_other_instances(&self, history: &mut HistoryReport) {
         if let Some(fleet) = &self.fleet {

@@ -88,6 +88,8 @@ pub(crate) struct State {
     /// Open reservations that this instance made.
     pub(crate) open_reservations: u64,
     pub(crate) pending_settlements: u64,
+    /// Notifications that nobody got, since the start.
+    pub(crate) undelivered: u64,
     pub(crate) is_degraded: bool,
 }
 
@@ -277,6 +279,7 @@ impl RecordedSteps {
             dropped_keys: steps.iter().map(|step| step.state.dropped_keys).collect(),
             open_reservations: steps.iter().map(|step| step.state.open_reservations).collect(),
             pending_settlements: steps.iter().map(|step| step.state.pending_settlements).collect(),
+            undelivered: steps.iter().map(|step| step.state.undelivered).collect(),
             settled: holds(HoldOutcome::Settled),
             late: holds(HoldOutcome::Late),
             expired: holds(HoldOutcome::Expired),
@@ -374,6 +377,8 @@ pub(crate) struct HistoryReport {
     dropped_keys: Vec<u64>,
     open_reservations: Vec<u64>,
     pending_settlements: Vec<u64>,
+    /// Notifications that nobody got, since the start.
+    undelivered: Vec<u64>,
     /// Reservations settled in time, settled late, and expired.
     settled: Vec<u64>,
     late: Vec<u64>,
@@ -418,6 +423,14 @@ impl HistoryReport {
         let first = self.at_ms.first().zip(self.lasted_ms.first());
         let begin = first.map(|(at, lasted)| at.saturating_sub(*lasted));
         begin.into_iter().chain(self.at_ms.iter().copied()).collect()
+    }
+
+    /// Allowed and denied checks of a policy in the last steps.
+    pub(crate) fn checks(&self, policy: &str, steps: usize) -> [u64; 2] {
+        [Outcome::Allow, Outcome::Deny].map(|outcome| {
+            let is_of = |one: &&DecisionSeries| one.policy == policy && one.verdict == outcome.name();
+            self.decisions.iter().filter(is_of).flat_map(|one| one.counts.iter().rev().take(steps)).sum()
+        })
     }
 
     /// Adds decisions of other instances; their sources are unknown.

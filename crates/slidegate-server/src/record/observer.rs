@@ -376,7 +376,8 @@ impl Observer {
         *known = ConfigState { hash: hash.to_owned(), at, loads, failures, error: None, pending };
         drop(known);
         if loads > 0 {
-            self.mark(MarkerKind::Reloaded, hash);
+            // As much as people compare.
+            self.mark(MarkerKind::Reloaded, hash.get(..12).unwrap_or(hash));
         }
         self.mark_changed();
     }

@@ -23,11 +23,13 @@ pub(crate) struct Problem {
     field: Option<String>,
     /// When to retry the same request.
     retry_after: Option<Duration>,
+    /// The only key that the token may read.
+    own_key: Option<String>,
 }
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), field: None, retry_after: None }
+        Self { status, detail: detail.into(), field: None, retry_after: None, own_key: None }
     }
 
     /// An invalid member of the request.
@@ -53,6 +55,11 @@ impl Problem {
     /// Sets the time after which to retry.
     pub(crate) fn after(self, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..self }
+    }
+
+    /// Names the only key that the token may read, so that a page can open it.
+    pub(crate) fn with_own_key(self, own_key: String) -> Self {
+        Self { own_key: Some(own_key), ..self }
     }
 
     /// Adds a fix.
@@ -115,6 +122,10 @@ pub(crate) struct Members<'a> {
     #[schemars(with = "String")]
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<&'a str>,
+    /// The only key that the token may read, as `POLICY/KEY`.
+    #[schemars(with = "String")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    own_key: Option<&'a str>,
 }
 
 impl Problem {
@@ -125,6 +136,7 @@ impl Problem {
             status: self.status.as_u16(),
             detail: &self.detail,
             field: self.field.as_deref(),
+            own_key: self.own_key.as_deref(),
         };
         let mut response = Response::new(B::from(json(&members)));
         *response.status_mut() = self.status;

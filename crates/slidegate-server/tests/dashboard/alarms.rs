@@ -39,12 +39,13 @@ fn alarms_stand_at_the_top_in_the_title_and_in_the_icon_until_they_are_over() {
     browser.until("!document.getElementById('alarm-SlidegateConfigRefused')");
     browser.expect_silence();
 
-    // Reservations that nobody settles, and a flood of new keys, which evict others while they count.
-    let server = Server::start(&[
-        "--config",
-        &folder.file("small.yaml", format!("{policies}store: {{memory: {{max_keys: 64}}}}\n")),
-    ]);
+    // Reservations that nobody settles, a flood of new keys, which evict others while they count, and a webhook that
+    // is away.
+    let policies = policies.replace("5/1h", "5/1h, notify: 20%");
+    let more = "store: {memory: {max_keys: 64}}\nwebhook: {url: 'http://127.0.0.1:1', secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}\n";
+    let server = Server::start(&["--config", &folder.file("small.yaml", policies + more)]);
     watch(&browser, &server);
+    check(&server, &json!({ "user": "first" }));
     for n in 0..60 {
         let body = json!({ "attributes": { "user": format!("user-{n}") }, "ttl": "10m" });
         server.post("/v1/reserve", &body.to_string());
@@ -56,6 +57,7 @@ fn alarms_stand_at_the_top_in_the_title_and_in_the_icon_until_they_are_over() {
     browser.until_text("#alarm-SlidegateKeysDropped", "were evicted");
     until_on_first_screen(&browser, "#alarm-SlidegateKeysDropped");
     until_on_first_screen(&browser, "#alarm-SlidegateManyReservations");
+    browser.until_text("#alarm-SlidegateNotificationsLost", "not taken by the webhook");
     browser.expect_silence();
 }
 

@@ -107,6 +107,11 @@ impl Browser {
 
     /// Waits until an expression is true.
     pub(crate) fn until(&self, expression: &str) {
+        self.until_so(expression, expression);
+    }
+
+    /// Waits until an expression is true, which says so in words.
+    pub(crate) fn until_so(&self, what: &str, expression: &str) {
         for _ in 0..MOST_LOOKS {
             if self.value(&format!("Boolean({expression})")) == true {
                 return;
@@ -114,7 +119,7 @@ impl Browser {
             std::thread::sleep(BETWEEN_LOOKS);
         }
         panic!(
-            "never true: {expression}\nthe page says: {}\nand its console: {:?}",
+            "never true: {what}: {expression}\nthe page says: {}\nand its console: {:?}",
             self.value("document.body.innerText"),
             self.console()
         );
@@ -214,6 +219,11 @@ impl Browser {
     pub(crate) fn narrow(&self, width: u32) {
         let metrics = json!({ "width": width, "height": 844, "deviceScaleFactor": 2, "mobile": true });
         self.devtools("Emulation.setDeviceMetricsOverride", &metrics);
+    }
+
+    /// A screen of one of [`WIDTHS`](crate::WIDTHS).
+    pub(crate) fn screen(&self, (width, height): (u32, u32)) {
+        if width < 700 { self.narrow(width) } else { self.size(width, height) }
     }
 
     /// A window of this size on a desk.

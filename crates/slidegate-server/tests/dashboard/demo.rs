@@ -25,12 +25,12 @@ fn the_demo_fills_the_page_and_ends_by_itself() {
         server.get("/metrics").body.contains(r#"{policy="tokens",outcome="settled"}"#),
         "reservations fit"
     );
-    // The pictures of the documentation: SLIDEGATE_SCREENSHOTS names the folder that keeps them. They show five
-    // minutes of the demo.
+    // The pictures of the documentation: SLIDEGATE_SCREENSHOTS names the folder that keeps them. They show the flood.
     let folder = TempDir::new("screenshots");
     let wanted = std::env::var("SLIDEGATE_SCREENSHOTS").ok();
     if wanted.is_some() {
-        std::thread::sleep(Duration::from_secs(310));
+        browser.until("document.getElementById('alarm-SlidegateFloodingKey')");
+        std::thread::sleep(Duration::from_secs(30));
     }
     let folder = wanted.as_deref().unwrap_or(folder.as_str());
     let picture = |part: &str, height: u32| {
@@ -42,7 +42,11 @@ fn the_demo_fills_the_page_and_ends_by_itself() {
         }
     };
     picture("dashboard", 860);
-    browser.click("#top-rows button");
+    browser.click(if wanted.is_some() {
+        "#alarm-SlidegateFloodingKey a:last-of-type"
+    } else {
+        "#top-rows button"
+    });
     browser.until_text("#key-facts", "Used");
     picture("key", 536);
     browser.expect_silence();

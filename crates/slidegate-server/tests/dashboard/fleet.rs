@@ -6,7 +6,7 @@ use slidegate_testkit::service::Server;
 use slidegate_testkit::{TempDir, until, until_true};
 
 use crate::browser::Browser;
-use crate::{check, confirm, look_up, traffic, watch};
+use crate::{WIDTHS, check, confirm, look_up, traffic, watch};
 
 /// Whoever opens the page behind a load balancer does not know which instance serves it.
 #[test]
@@ -71,19 +71,15 @@ fn the_page_of_one_instance_shows_and_changes_the_fleet_and_tells_when_its_store
     browser.expect_silence();
 
     redis.kill();
-    for width in [1400, 390] {
-        if width == 390 {
-            browser.narrow(width);
-        } else {
-            browser.size(width, 900);
-        }
+    for size in WIDTHS {
+        browser.screen(size);
         watch(&browser, &one);
         browser.until_text("#alarm-SlidegateStoreDegraded", &redis.address());
         browser.until("document.title === 'Store unavailable · slidegate'");
         let top = "document.getElementById('alarms').getBoundingClientRect().top < 200";
-        assert_eq!(browser.value(top), true, "above everything else at {width}");
+        assert_eq!(browser.value(top), true, "above everything else at {size:?}");
         let fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
-        assert_eq!(browser.value(fits), true, "no scrolling to the side at {width}");
+        assert_eq!(browser.value(fits), true, "no scrolling to the side at {size:?}");
     }
     redis.restart();
     // It was stopped without an append-only file.
@@ -118,6 +114,8 @@ fn the_page_of_an_instance_without_traffic_shows_the_fleet_and_marks_what_it_mis
     browser.until_text("#top-rows tr:first-child", "alice");
     browser.until_text("#top-bound", "Of 2 instances.");
     assert_eq!(browser.value("document.getElementById('first').hidden"), true);
+    traffic(&busy, "alice", 320);
+    browser.until_text("#alarm-SlidegateFloodingKey", "alice has 100 % of the 350 denials of per-user");
     let history = || quiet.get("/v1/history?minutes=5").json();
     let read_at = || history()["complete_until_ms"].as_u64();
     let first = until("the other was read", read_at);

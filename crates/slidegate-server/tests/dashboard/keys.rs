@@ -75,7 +75,7 @@ fn a_key_is_looked_up_and_changed() {
     browser.expect_silence();
 
     browser.fill("#act-override [name=quota]", "plenty");
-    confirm(&browser, "#act-override button[type=submit]");
+    browser.click("#act-override button[type=submit]");
     browser.until_text("#act-result", "Not done: ");
     assert!(browser.text("#act-result").contains("plenty"), "{}", browser.text("#act-result"));
 }

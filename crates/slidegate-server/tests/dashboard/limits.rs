@@ -52,7 +52,6 @@ fn a_limit_is_edited_confirmed_and_undone() {
     browser.fill("#limit-form [name=window]", "soon");
     browser.expect_silence();
     browser.click("#limit-go");
-    browser.click("#limit-go");
     browser.until_text(
         "#limit-said",
         "Not changed: invalid window “soon”: unknown unit “soon”; use ms, s, m, h, d or w",
@@ -95,6 +94,7 @@ fn a_limit_with_a_calendar_or_tiers_keeps_them_when_it_is_edited() {
     browser.until_text("#limit-now", "Only the limit of everything else is changed here");
     browser.fill("#limit-form [name=limit]", "50");
     browser.press(ENTER);
+    browser.until_text("#limit-said", "to 50 / 1h, at once");
     browser.press(ENTER);
     browser.until_text("#limit-result", "tiers: 100 per 1h -> 50 per 1h (sliding-log).");
     browser.expect_silence();

@@ -43,6 +43,10 @@ fn figures_follow_the_traffic_by_themselves() {
     assert!(why.starts_with("used 5 of 5 / 1h; cost 1 fits in "), "{why}");
     assert_eq!(browser.text("#denials-rows time").len(), "14:03:22".len());
     browser.until_text("#top-rows", "alice");
+    // Who is denied is listed first, until an order is chosen.
+    browser.until_text("#top-count", "Denied");
+    browser.click("#top-form label:nth-of-type(2) span");
+    browser.until_text("#top-count", "Used");
     browser.until("Number(document.querySelector('#top-rows td.n span').innerText) >= 5");
     // What cannot be seen is said: the description is renewed now and then.
     browser.until("document.getElementById('rates-chart').ariaLabel.includes('3 denied')");
@@ -66,7 +70,7 @@ fn figures_follow_the_traffic_by_themselves() {
         format!("{rows}.find((row) => row.querySelector('button').textContent === '{key}'){bar}")
     };
     browser.until(&format!("{} === '1' && {} === '1'", parts("alice"), parts("bob")));
-    browser.click("#top-form label:nth-of-type(2) span");
+    browser.click("#top-form label:nth-of-type(1) span");
     browser.until_text("#top-count", "Denied");
     browser.until(&format!("{} === '1'", parts("alice")));
     browser.click("#top-form label:nth-of-type(3) span");

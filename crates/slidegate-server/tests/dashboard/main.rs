@@ -11,6 +11,7 @@ mod demo;
 mod files;
 mod fleet;
 mod history;
+mod incident;
 mod keys;
 mod limits;
 mod live;
@@ -27,6 +28,9 @@ use slidegate_testkit::service::Server;
 const HOSTILE: &str = "<img src=x onerror=\"document.title='taken'\">";
 const TAB: char = '\u{E004}';
 const ENTER: char = '\u{E007}';
+
+/// A desk and a telephone: whatever matters is seen on both.
+const WIDTHS: [(u32, u32); 2] = [(1400, 1000), (390, 844)];
 
 fn check(server: &Server, attributes: &Value) -> u16 {
     server.post("/v1/check", &json!({ "attributes": attributes }).to_string()).status

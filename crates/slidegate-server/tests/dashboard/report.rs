@@ -45,7 +45,7 @@ fn open(browser: &Browser, folder: &TempDir) {
         "--policy",
         "30/1m per ip named per-ip",
         "--sweep",
-        "per-user.limit=2..40",
+        "per-user.limit=10..40",
         "--report",
         &file,
     ]);
@@ -59,8 +59,15 @@ fn open(browser: &Browser, folder: &TempDir) {
 fn the_report_draws_its_charts_from_one_file_and_hostile_keys_stay_text() {
     let (browser, folder) = (Browser::start("report"), TempDir::new("report"));
     open(&browser, &folder);
-    // Over time, usage of two policies, and the sweep.
-    assert_eq!(browser.value("document.documentElement.dataset.charts"), "4");
+    // Allowed and denied over time, usage of two policies, and the sweep.
+    assert_eq!(browser.value("document.documentElement.dataset.charts"), "5");
+    assert_eq!(
+        browser.value("document.querySelector('.chart.time').dataset.buckets"),
+        "6",
+        "two hours are 120 steps"
+    );
+    let readout = browser.text("#over-time .readout");
+    assert!(readout.starts_with("Requests in steps of 1m."), "{readout}");
     assert_eq!(
         browser.value("[...document.querySelectorAll('.chart canvas')].every((one) => one.width > 0)"),
         true
@@ -80,14 +87,14 @@ fn the_report_draws_its_charts_from_one_file_and_hostile_keys_stay_text() {
     assert_eq!(browser.value("document.body.textContent.includes('\\u202e')"), false);
     let command = browser.text("#summary code");
     assert!(
-        command.starts_with("slidegate replay ") && command.contains("--sweep per-user.limit=2..40"),
+        command.starts_with("slidegate replay ") && command.contains("--sweep per-user.limit=10..40"),
         "{command}"
     );
     let notes = browser.text("#notes");
     assert!(notes.contains("cannot know of retries after a denial"), "{notes}");
     assert!(notes.contains("1 line could not be parsed"), "{notes}");
     let recommended = browser.text(".recommended");
-    assert!(recommended.starts_with("Recommended limit: "), "{recommended}");
+    assert_eq!(recommended, "Recommended limit: 10, the lowest tried");
     browser.expect_silence();
 }
 

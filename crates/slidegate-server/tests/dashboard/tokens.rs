@@ -5,7 +5,7 @@ use slidegate_testkit::TempDir;
 use slidegate_testkit::service::{Server, Token};
 
 use crate::browser::Browser;
-use crate::{ENTER, confirm, look_up, traffic, until_fact};
+use crate::{ENTER, WIDTHS, confirm, look_up, traffic, until_fact};
 
 /// Readers must see that they cannot make changes, and a token must not outlive its tab.
 #[test]
@@ -24,6 +24,7 @@ fn a_token_is_asked_for_and_one_that_may_only_read_sees_no_buttons_of_changes() 
     let server = Server::start(&["--config", &file]);
     traffic(&server, "alice", 3);
     let browser = Browser::start("token");
+    browser.narrow(390);
     browser.open(&server.url);
     browser.until("document.getElementById('token-dialog').open");
     browser.until_text("#token-why", "token required");
@@ -48,4 +49,41 @@ fn a_token_is_asked_for_and_one_that_may_only_read_sees_no_buttons_of_changes() 
     look_up(&browser, "alice");
     confirm(&browser, "#act-reset button");
     browser.until_text("#act-result", "Done: its usage is forgotten.");
+}
+
+/// A customer looks at their own key: the page must work for them, and show nothing that it cannot read.
+#[test]
+fn a_token_of_one_key_gets_the_page_of_this_key_alone() {
+    let customer = Token::new("customer", "read");
+    let folder = TempDir::new("dashboard-own-key");
+    let file = folder.file(
+        "slidegate.yaml",
+        format!(
+            "policies: [{{name: per-user, scope: [user], quota: 5/1h}}]\n\
+             admin: {{tokens: [{{name: c, scope: read, key: per-user/acme/eu, sha256: {}}}]}}\n",
+            customer.sha256
+        ),
+    );
+    let server = Server::start(&["--config", &file]);
+    traffic(&server, "acme/eu", 7);
+    let browser = Browser::start("own-key");
+    browser.open(&server.url);
+    browser.fill("#token", &customer.secret);
+    browser.press(ENTER);
+    for size in WIDTHS {
+        browser.screen(size);
+        browser.until_text("#connection", "Live");
+        until_fact(&browser, "Used", "5");
+        assert_eq!(browser.text("#key-name"), "acme/eu");
+        assert_eq!(browser.text("#key-denials-count"), "2");
+        let seen = "[...document.querySelectorAll('main > section, .top nav, .banner, .alarms, button')].filter((one) => one.offsetParent)";
+        let seen = browser.value(&format!("{seen}.map((one) => one.id)"));
+        assert_eq!(seen, json!(["forget", "theme", "keys"]), "{size:?}");
+        let text = browser.text("body");
+        assert!(!text.contains("not allowed") && !text.contains("Disconnected"), "{text}");
+        browser.open(&server.url);
+    }
+    traffic(&server, "acme/eu", 1);
+    until_fact(&browser, "Used", "5");
+    browser.until_text("#key-denials-count", "3");
 }

@@ -108,6 +108,7 @@ fn a_token_of_one_key_is_a_customers_own_view() {
         let detail = "token `acme` is limited to the key `per-user/alice`: it reads `/v1/keys/POLICY/KEY` and \
                       `/v1/events?policy=POLICY&key=KEY` of this key only";
         assert_eq!((refused.status, refused.json()["detail"].as_str()), (403, Some(detail)), "{path}");
+        assert_eq!(refused.json()["own_key"], "per-user/alice", "the dashboard opens it");
     }
     for (path, body) in [("/v1/refund", ALICE), ("/v1/keys/per-user/alice/reset", "{}")] {
         let fields = format!("{bearer}content-type: application/json\r\n");

@@ -221,6 +221,26 @@ fn one_key_is_shown_and_helped() {
         assert_eq!((answer.status, answer.json()["detail"].as_str().unwrap()), (status, detail));
     }
     assert_eq!(act("block", json!({ "fro": "1h" })).status, 400);
+    // What asks for a confirmation must know before that it is valid.
+    let state = || ["used", "limit", "block"].map(|name| server.get(ALICE).json()[name].clone());
+    let before = state();
+    for (action, body, status) in [
+        ("block", json!({ "for": "soon", "dry_run": true }), 400),
+        ("block", json!({ "for": "1h", "dry_run": true }), 200),
+        ("override", json!({ "for": "1h", "quota": "many", "dry_run": true }), 400),
+        ("penalize", json!({ "cost": 1, "dry_run": true }), 200),
+    ] {
+        assert_eq!(act(action, body.clone()).status, status, "{body}");
+        assert_eq!(state(), before, "{body}");
+    }
+    let put = |window: &str| {
+        let body = json!({ "window": window, "dry_run": true }).to_string();
+        server.change("PUT", "/v1/policies/per-user", &[], &body)
+    };
+    assert_eq!(put("soon").status, 400);
+    let done = put("2h").json();
+    assert!(done["change"].is_null() && done["done"].as_str().unwrap().contains("per 2h"), "{done}");
+    assert_eq!(server.get("/v1/policies").json()["policies"][0]["origin"], "file");
     let unknown = server.get("/v1/keys/nobody/alice");
     assert_eq!(unknown.status, 404);
     assert_eq!(unknown.json()["detail"], "unknown policy `nobody`: must be one of `per-user`, `all`");

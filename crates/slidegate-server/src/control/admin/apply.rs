@@ -104,18 +104,18 @@ impl Admin {
     pub(super) fn changed(&self, by: &Operator, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit::operator(&by.0, action, policy, "", done);
         self.app.observer().mark_changed();
-        problem::ok(&Changed { policy, change: id, done })
+        problem::ok(&Changed { policy, change: Some(id), done })
     }
 }
 
 /// A change of a policy.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Changed<'a> {
-    policy: &'a str,
-    /// Its number, for `undo`.
-    change: u64,
+    pub(super) policy: &'a str,
+    /// Its number, for `undo`. `null`: it was a dry run.
+    pub(super) change: Option<u64>,
     /// The change in words.
-    done: &'a str,
+    pub(super) done: &'a str,
 }
 
 /// Rejects a change of a policy that was changed concurrently.

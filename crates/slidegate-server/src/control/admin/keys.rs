@@ -49,6 +49,18 @@ pub(crate) struct KeyAction {
     r#for: Option<String>,
     /// Of `override`: a quota such as `1000/1m`, a limit, or `unlimited`.
     quota: Option<String>,
+    /// Checks the request and changes nothing.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// A valid action.
+enum Wanted {
+    Reset,
+    Charge(Verb, Amount),
+    /// A change, and its end.
+    Set(KeyKind, u64),
+    Clear(KeyKind),
 }
 
 /// A key of an active policy.
@@ -227,41 +239,23 @@ pub(super) async fn act(
     let uri = request.uri().clone();
     let (by, given): (Operator, KeyAction) = body(request).await?;
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
+    let wanted = given.wanted(&action, &target)?;
+    if given.dry_run {
+        let done = "nothing: this was a dry run of a valid request".to_owned();
+        let state = admin.view(&target).await.ok();
+        return Ok(problem::ok(&KeyDone {
+            policy: &target.policy,
+            key: target.text_for_caller(),
+            done,
+            state,
+        }));
+    }
     let before = admin.view(&target).await.ok();
-    let done = match action.as_str() {
-        "reset" => {
-            given.expect(&action, &[])?;
-            admin.reset(&target).await?
-        }
-        "refund" | "penalize" => {
-            given.expect(&action, &["cost"])?;
-            let verb = if action == "refund" { Verb::Refund } else { Verb::Penalize };
-            admin.charge(&target, verb, given.cost(target.policy())?).await?
-        }
-        "block" => {
-            given.expect(&action, &["for"])?;
-            admin.set(&target, KeyKind::Block, given.until_ms()?, &by).await?
-        }
-        "override" => {
-            given.expect(&action, &["for", "quota"])?;
-            if names::is_inline(&target.policy) {
-                return Err(Problem::new(StatusCode::CONFLICT, names::no_override(&target.policy)));
-            }
-            admin.set(&target, given.kind(target.policy())?, given.until_ms()?, &by).await?
-        }
-        "unblock" | "clear-override" => {
-            given.expect(&action, &[])?;
-            let like =
-                if action == "unblock" { KeyKind::Block } else { KeyKind::of(target.policy().quota()) };
-            admin.clear(&target, &like).await?
-        }
-        other => {
-            let detail = format!(
-                "unknown action `{}`: must be reset, refund, penalize, block, unblock, override or clear-override",
-                other.escape_debug()
-            );
-            return Err(Problem::new(StatusCode::NOT_FOUND, detail));
-        }
+    let done = match wanted {
+        Wanted::Reset => admin.reset(&target).await?,
+        Wanted::Charge(verb, cost) => admin.charge(&target, verb, cost).await?,
+        Wanted::Set(kind, until_ms) => admin.set(&target, kind, until_ms, &by).await?,
+        Wanted::Clear(like) => admin.clear(&target, &like).await?,
     };
     admin.app.observer().mark_changed();
     // The change is made even if the store cannot be read now.
@@ -280,6 +274,37 @@ pub(super) async fn act(
 }
 
 impl KeyAction {
+    /// The action, if it has the fields that it takes, and these are valid.
+    fn wanted(&self, action: &str, target: &KeyTarget) -> Result<Wanted, Problem> {
+        let policy = target.policy();
+        let takes: &[&str] = match action {
+            "refund" | "penalize" => &["cost"],
+            "block" => &["for"],
+            "override" => &["for", "quota"],
+            _ => &[],
+        };
+        self.expect(action, takes)?;
+        Ok(match action {
+            "reset" => Wanted::Reset,
+            "refund" => Wanted::Charge(Verb::Refund, self.cost(policy)?),
+            "penalize" => Wanted::Charge(Verb::Penalize, self.cost(policy)?),
+            "block" => Wanted::Set(KeyKind::Block, self.until_ms()?),
+            "override" if names::is_inline(policy.name()) => {
+                return Err(Problem::new(StatusCode::CONFLICT, names::no_override(policy.name())));
+            }
+            "override" => Wanted::Set(self.kind(policy)?, self.until_ms()?),
+            "unblock" => Wanted::Clear(KeyKind::Block),
+            "clear-override" => Wanted::Clear(KeyKind::of(policy.quota())),
+            other => {
+                let detail = format!(
+                    "unknown action `{}`: must be reset, refund, penalize, block, unblock, override or clear-override",
+                    other.escape_debug()
+                );
+                return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+            }
+        })
+    }
+
     /// Rejects fields that the action does not take.
     fn expect(&self, action: &str, takes: &[&str]) -> Result<(), Problem> {
         let given =

@@ -18,7 +18,7 @@ use slidegate_config::quota::QuotaSpec;
 use slidegate_config::values::{Parsed, Window};
 
 use super::added;
-use super::apply::{Numbers, in_words, put_in_force, unknown};
+use super::apply::{Changed, Numbers, in_words, put_in_force, unknown};
 use super::reply::{InPath, body, bytes};
 use crate::access::Operator;
 use crate::clock::at_text;
@@ -255,6 +255,7 @@ pub(super) async fn set(
     // The remaining keys are those of a quota. `null` removes the candidate.
     let mode: Option<Mode> = keys.remove("mode").map(|mode| read("mode", mode)).transpose()?.flatten();
     let candidate = keys.remove("candidate");
+    let is_dry_run = keys.remove("dry_run").map_or(Ok(false), |flag| read("dry_run", flag))?;
     let spec: QuotaSpec = read("body", Value::Object(keys))?;
     // Omitted fields keep their current values, including changes made by other instances.
     admin.control.poll().await;
@@ -283,6 +284,10 @@ pub(super) async fn set(
                 format!("the name has {} characters; {most} is the most beside a candidate", name.len());
             return Err(Problem::field("candidate", detail));
         }
+    }
+    if is_dry_run {
+        let done = &in_words(None, Some(&terms));
+        return Ok(problem::ok(&Changed { policy: &name, change: None, done }));
     }
     put_in_force(&admin, &by, (&name, &terms), &document, (What::Set, "set")).await
 }

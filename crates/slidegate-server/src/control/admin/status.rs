@@ -16,6 +16,8 @@ use crate::clock::{at_text, millis, now_ms};
 use crate::config::{Right, longest_window};
 use crate::control::changes::{ControlStatus, Location};
 use crate::control::fleet::{FleetView, Instance, ROLLOUT};
+use crate::control::pages::findings::Findings;
+use crate::control::pages::history::undelivered;
 use crate::control::state::Admin;
 use crate::engine::snapshots::{RejectedSnapshot, Snapshots};
 use crate::engine::{App, StoreState};
@@ -47,6 +49,9 @@ pub(crate) struct Status<'a> {
     /// The snapshot of the memory store, if `store.memory.snapshot` is configured.
     snapshot: Option<SnapshotBody<'a>>,
     changes: ChangeStatus,
+    policies: Findings,
+    /// Notifications that were not reported, and messages that did not reach the webhook, since the start.
+    undelivered: u64,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -338,6 +343,8 @@ pub(super) async fn status(
         memory: MemoryStatus { keys, max_keys, dropped, bytes, max_bytes, holds, max_holds },
         snapshot: app.snapshots.as_ref().map(SnapshotBody::of),
         changes: ChangeStatus::of(&admin),
+        policies: Findings::of(&admin, fleet.as_ref()),
+        undelivered: undelivered(observer),
     }))
 }
 

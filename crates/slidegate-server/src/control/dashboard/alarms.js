@@ -3,7 +3,7 @@
 // Each says what happened, what to do, and where its runbook is. A new alarm is an entry of the list.
 
 import { byId, el, list, setText, show } from './dom.js';
-import { compact, count, duration, percent, time } from './format.js';
+import { compact, count, duration, percent, plain, time } from './format.js';
 import { total } from './history.js';
 
 const ALARMS = [
@@ -56,13 +56,41 @@ const ALARMS = [
     todo: 'Expected for some minutes while a rollout replaces them. Otherwise give all the same version, config file and time zone data.',
   },
   {
+    name: 'SlidegateFloodingKey',
+    title: 'One key floods',
+    text: ({ status: { policies } }) => policies.flooding_keys.map(floodText).join(' '),
+    link: ({ status: { policies } }) => policies.flooding_keys[0],
+    todo: 'An attack or a broken client. Block the key, or talk to its owner.',
+  },
+  {
+    name: 'SlidegateManyDenials',
+    title: 'Most is denied',
+    // If it is one key, that is the alarm.
+    text: ({ status: { policies: { many_denials: all, flooding_keys: keys } } }) =>
+      all.filter(({ policy }) => !keys.some((one) => one.policy === policy)).map(deniedText).join(' '),
+    todo: 'If the limit is too low, try a higher one as a candidate.',
+  },
+  {
+    name: 'SlidegatePolicyLimitsNothing',
+    title: 'A policy limits nothing',
+    text: ({ status: { policies: { limiting_nothing: names } } }) =>
+      names.length > 0 && `${names.join(', ')}: all requests lack an attribute of the scope, so they are admitted.`,
+    todo: 'Correct the attribute in the caller, the proxy or the policy.',
+  },
+  {
+    name: 'SlidegateNotificationsLost',
+    title: 'Notifications lost',
+    text: ({ status, history }) => {
+      const lost = recent(status.undelivered, 'undelivered', status, history);
+      return lost > 0 && `${count(lost)} not reported, or not taken by the webhook.`;
+    },
+    todo: 'Check the receiver of the webhook and the store. What is lost is not sent again.',
+  },
+  {
     name: 'SlidegateKeysDropped',
     title: 'Keys dropped',
     text: ({ status, history }) => {
-      if (!history) return false;
-      // Before the first step nothing was dropped, if it is the first of the service.
-      const isWhole = total(history.lasted_ms) + history.step_ms > status.uptime_ms;
-      const dropped = status.memory.dropped - (isWhole ? 0 : history.dropped_keys[0]);
+      const dropped = recent(status.memory.dropped, 'dropped_keys', status, history);
       return dropped > 0 && `${count(dropped)} keys were evicted from a full memory store while they counted.`;
     },
     todo: 'They may be denied too long, and new keys with them. Raise the maximum of keys or bytes of the memory store.',
@@ -92,6 +120,20 @@ const ALARMS = [
 ];
 
 const names = ({ instances }, matches) => instances.filter(matches).map(({ name }) => name).join(', ');
+
+/** How much a count since the start has grown in the range of the history, which has it as `name`. */
+function recent(now, name, status, history) {
+  if (!history) return 0;
+  // Before the first step nothing was counted, if it is the first of the service.
+  const isWhole = total(history.lasted_ms) + history.step_ms > status.uptime_ms;
+  return now - (isWhole ? 0 : history[name][0]);
+}
+
+const floodText = ({ policy, key, denied, of }) =>
+  `${key} has ${percent(denied, of)} of the ${count(of)} denials of ${policy} in 10 minutes.`;
+
+const deniedText = ({ policy, denied, checks }) =>
+  `${policy} denied ${denied === checks ? 'everything' : percent(denied, checks)}: ${count(denied)} of ${count(checks)} checks in 5 minutes.`;
 
 /** What differs, and for how long. */
 function differText({ for_ms: ms, versions, configs, time_zones: zones }) {
@@ -147,20 +189,27 @@ export class Alarms {
     const known = { status: this.#status, history: this.#history };
     const active = ALARMS.map((alarm) => ({ ...alarm, said: alarm.text(known) })).filter(({ said }) => said);
     show(byId('alarms'), active.length > 0);
+    document.documentElement.toggleAttribute('data-alarm', active.length > 0);
     list(
       byId('alarms-list'),
       active,
       ({ name }) => name,
       ({ name, title, todo, section = name }) => {
         const text = el('p');
+        const open = el('a', {}, 'Open the key');
         const runbook = el(
           'a',
           { href: `/dashboard/runbooks.md#:~:text=%23%23%20${section}`, target: '_blank', rel: 'noreferrer' },
           `Runbook: ${section}`,
         );
         return {
-          node: el('li', { id: `alarm-${name}` }, el('h3', {}, title), text, el('p', { class: 'hint' }, `${todo} `, runbook)),
-          update: ({ said }) => setText(text, said),
+          node: el('li', { id: `alarm-${name}` }, el('h3', {}, title), text, el('p', { class: 'hint' }, `${todo} `, runbook, ' ', open)),
+          update: ({ said, link }) => {
+            setText(text, plain(said));
+            const key = link?.(known);
+            show(open, Boolean(key));
+            if (key) open.href = `#key/${encodeURIComponent(key.policy)}/${encodeURIComponent(key.key)}`;
+          },
         };
       },
     );

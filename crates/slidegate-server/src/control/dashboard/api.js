@@ -23,11 +23,15 @@ export class Unavailable extends Error {}
 
 /** An error response; `detail` is the problem's detail. */
 export class HttpError extends Error {
-  /** `sentToken` is the token of the request: it may have been replaced since. */
-  constructor(status, detail, sentToken) {
+  /**
+   * `sentToken` is the token of the request: it may have been replaced since. `ownKey` is the only key that it may read,
+   * as `POLICY/KEY`.
+   */
+  constructor(status, detail, sentToken, ownKey) {
     super(detail);
     this.status = status;
     this.sentToken = sentToken;
+    this.ownKey = ownKey;
   }
 }
 
@@ -36,8 +40,8 @@ const headers = (sentToken, more) => (sentToken ? { ...more, Authorization: `Bea
 async function httpError(response, sentToken) {
   const fallback = `the service returned ${response.status} ${response.statusText}`.trim();
   try {
-    const problem = await response.json();
-    return new HttpError(response.status, typeof problem.detail === 'string' ? problem.detail : fallback, sentToken);
+    const { detail, own_key: ownKey } = await response.json();
+    return new HttpError(response.status, typeof detail === 'string' ? detail : fallback, sentToken, ownKey);
   } catch {
     return new HttpError(response.status, fallback, sentToken);
   }
@@ -106,7 +110,8 @@ async function* textChunks(reader, heard) {
 
 /**
  * Reads the stream `/v1/live` and reconnects with exponential backoff.
- * Calls `on.open()`, `on.event(name, data)`, `on.lost(error, pauseMs)`. Returns `retry()`, which ends a pause.
+ * Calls `on.open()`, `on.event(name, data)`, `on.lost(error, pauseMs)`. Returns `retry()`, which ends a pause. Gives up
+ * with a token of one key, which may not read it.
  */
 export function live(on) {
   let endPause = () => {};
@@ -160,6 +165,7 @@ export function live(on) {
       const longest = Math.min(MAX_BACKOFF_MS, MIN_BACKOFF_MS * 2 ** failures++);
       const ms = longest / 2 + (Math.random() * longest) / 2;
       on.lost(error, ms);
+      if (error.ownKey) return;
       await pause(ms);
     }
   })();

@@ -9,7 +9,7 @@ import { errorText } from './panel.js';
 import { duration, time } from './format.js';
 import { TokenDialog } from './token_dialog.js';
 import { Alarms } from './alarms.js';
-import { History } from './history.js';
+import { History, total } from './history.js';
 import { Rates } from './rates.js';
 import { Policies } from './policies.js';
 import { Top } from './top.js';
@@ -38,9 +38,10 @@ const hooks = {
     rates.policiesChanged(all);
     denials.policiesChanged(all);
     firstSteps();
-    top.refresh();
+    top.policiesChanged(all);
   },
   changed: () => refreshAll(),
+  keyLoaded: (isLoaded) => hasOneKey && connection(...(isLoaded ? ['live', 'Live'] : ['lost', 'Disconnected'])),
   statusChanged: (now) => {
     alarms.setStatus(now);
     top.fleetChanged(now.fleet);
@@ -56,6 +57,7 @@ const history = new History(hooks, (last) => {
   rates.draw(last);
   policies.drawHistory(last);
   alarms.setHistory(last);
+  top.denialsKnown(total(last.denied) > 0);
 });
 const top = new Top(hooks);
 const denials = new Denials(hooks);
@@ -64,6 +66,7 @@ const limit = new LimitDialog(hooks);
 const shadow = new Shadow(hooks);
 const status = new Status(hooks);
 const dialog = new TokenDialog(() => {
+  if (hasOneKey) location.reload();
   refreshAll();
   stream.retry();
 });
@@ -75,6 +78,20 @@ async function refreshAll() {
 /** Removes the buttons of changes, for a token that may only read. */
 function readOnly() {
   document.documentElement.dataset.access = 'read';
+}
+
+// --- a token of one key ------------------------------------------------------------------------------------------
+
+/** Whether the token may only read one key. */
+let hasOneKey = false;
+
+/** Shows this key, `POLICY/KEY`, and nothing else. */
+function showOnly(ownKey) {
+  const [, policy, key] = /^([^/]+)\/(.+)$/s.exec(ownKey);
+  hasOneKey = true;
+  document.documentElement.dataset.access = 'key';
+  show(byId('banner'), false);
+  keys.open(policy, key);
 }
 
 // --- the connection ---------------------------------------------------------------------------------------------
@@ -113,6 +130,10 @@ const stream = live({
     }
   },
   lost(error, pauseMs) {
+    if (error.ownKey) {
+      showOnly(error.ownKey);
+      return;
+    }
     connection('lost', 'Disconnected');
     if (error instanceof HttpError && error.status === 401) dialog.open(error);
     const at = lastEventAt ?? history.last?.at_ms.at(-1);
@@ -185,11 +206,12 @@ addEventListener('hashchange', route);
 
 // --- polling -----------------------------------------------------------------------------------------------
 
-const isActive = () => document.visibilityState === 'visible' && byId('connection').dataset.state === 'live';
+const isVisible = () => document.visibilityState === 'visible';
+const isActive = () => isVisible() && byId('connection').dataset.state === 'live';
 
-setInterval(() => isActive() && keys.refresh(), KEY_POLL_MS);
+setInterval(() => (hasOneKey ? isVisible() : isActive()) && keys.refresh(), KEY_POLL_MS);
 setInterval(() => {
-  if (!isActive()) return;
+  if (!isActive() || hasOneKey) return;
   history.refresh();
   policies.refresh();
   status.refresh();

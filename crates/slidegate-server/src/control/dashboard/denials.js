@@ -187,7 +187,7 @@ export class Denials {
         el('p', { class: 'under' }, policy),
       ),
       el('td', { class: 'n' }, times),
-      el('td', { class: 'why' }, tag, reason),
+      el('td', { class: 'why' }, tag, ' ', reason),
       protocol,
     );
     return {

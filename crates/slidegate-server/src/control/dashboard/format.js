@@ -85,9 +85,12 @@ export function ago(at, now = Date.now()) {
   return ms < 1000 ? 'now' : `${duration(Math.floor(ms / 1000) * 1000)} ago`;
 }
 
+/** A text of the service without its backquotes, which mark code. */
+export const plain = (text) => text.replaceAll(/`([^`]*)`/g, '“$1”');
+
 /** Who decided, where it was not the store. */
 export const decidedBy = ({ source }) =>
-  source === 'store' ? '' : source === 'cached' ? ', as a cached denial says' : `, decided by the fallback \`${source}\``;
+  source === 'store' ? '' : source === 'cached' ? ', as a cached denial says' : `, decided by the fallback “${source}”`;
 
 /** Whose figures a response has. */
 export const whose = ({ instances, fleet_error: error }) =>

@@ -151,8 +151,10 @@ export class Key {
       if (number !== this.#requests) return; // another key was opened meanwhile
       this.#setNote('');
       this.#draw(state);
+      this.#hooks.keyLoaded(true);
     } catch (error) {
       if (number !== this.#requests) return;
+      if (error instanceof Unavailable) this.#hooks.keyLoaded(false);
       if (error instanceof HttpError && error.status === 401) this.#hooks.tokenRequired(error);
       // While the service is unreachable the last data stays: the banner shows its age.
       if (!(error instanceof Unavailable)) show(byId('key-view'), false);
@@ -166,8 +168,9 @@ export class Key {
     show(byId('key-view'), true);
     setText(byId('key-name'), state.key);
     setText(byId('key-under'), state.policy);
-    const { block, override } = state;
+    const { block, override, plan } = state;
     const marks = [
+      plan && ['plan', `plan ${plan}`],
       block && ['blocked', `blocked until ${time(block.until)} by ${block.by}`],
       override && [
         'override',
@@ -260,12 +263,31 @@ export class Key {
     const before = this.#state;
     const body = action.body(action.form ? byId(action.form).elements : null);
     if (action.preview) {
+      if (!(await this.#isValid(name, body, { policy, key }))) return;
       const affects = [`one key: ${before.key} under ${policy}`, await recentText(policy, before.key)];
       const facts = [...action.preview(before, body), ['Affects', affects.filter(Boolean).join('\n')]];
       const title = byId(action.form).querySelector('button').textContent;
       if (!(await confirmed({ title, facts, action: title }))) return;
     }
     await this.#send(name, body, { policy, key }, action.undo?.(before, body));
+  }
+
+  /** Whether the service would take a change. If not, it is said why, before anybody confirms it. */
+  async #isValid(name, body, target) {
+    try {
+      await request(`${keyPath(target.policy, target.key)}/${name}`, { method: 'POST', body: { ...body, dry_run: true } });
+      return true;
+    } catch (error) {
+      this.#failed(error);
+      return false;
+    }
+  }
+
+  #failed(error) {
+    if (error instanceof HttpError && error.status === 401) this.#hooks.tokenRequired(error);
+    if (error instanceof HttpError && error.status === 403) this.#hooks.readOnly();
+    setText(byId('act-result'), errorText(error, 'Not done'));
+    byId('act-result').dataset.state = 'failed';
   }
 
   /** Sends a change, and shows the result, with a button that sends `undo`, an action and its body. */
@@ -281,10 +303,7 @@ export class Key {
       }
       result.dataset.state = 'done';
     } catch (error) {
-      if (error instanceof HttpError && error.status === 401) this.#hooks.tokenRequired(error);
-      if (error instanceof HttpError && error.status === 403) this.#hooks.readOnly();
-      setText(result, errorText(error, 'Not done'));
-      result.dataset.state = 'failed';
+      this.#failed(error);
     } finally {
       this.#setBusy(false);
     }

@@ -64,7 +64,7 @@ export class LimitDialog {
     note.dataset.state = state;
   }
 
-  #review() {
+  async #review() {
     const { name, limit, algorithm } = this.#policy;
     const wanted = { limit: this.#form.limit.valueAsNumber, window: this.#form.window.value.trim() };
     const now = { limit, window: exactWindow(this.#policy) };
@@ -74,15 +74,29 @@ export class LimitDialog {
     }
     // What stays is not sent: a length would replace a calendar. What is in flight has a lease instead of a window.
     const key = algorithm === 'in-flight' ? 'lease' : 'window';
-    this.#change = { limit: wanted.limit, ...(wanted.window !== now.window && { [key]: wanted.window }) };
+    const change = { limit: wanted.limit, ...(wanted.window !== now.window && { [key]: wanted.window }) };
+    const go = byId('limit-go');
+    go.disabled = true;
+    let isForbidden = false;
+    try {
+      await request(path(name), { method: 'PUT', body: { ...change, dry_run: true } });
+    } catch (error) {
+      isForbidden = this.#failed(error, byId('limit-said'), 'Not changed');
+      return;
+    } finally {
+      go.disabled = isForbidden;
+    }
+    // What was typed meanwhile was not looked at.
+    if (wanted.limit !== this.#form.limit.valueAsNumber || wanted.window !== this.#form.window.value.trim()) return;
+    this.#change = change;
     this.#setNote(
       `Change ${name} from ${count(now.limit)} / ${now.window} to ${count(wanted.limit)} / ${wanted.window}, at once ` +
         'and on all instances? Usage is kept.',
       'asked',
     );
     show(byId('limit-back'), true);
-    setText(byId('limit-go'), 'Change it');
-    byId('limit-go').focus();
+    setText(go, 'Change it');
+    go.focus();
   }
 
   async #send() {

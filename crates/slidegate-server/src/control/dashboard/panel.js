@@ -2,9 +2,10 @@
 
 import { byId, setText, show } from './dom.js';
 import { HttpError, Unavailable, request } from './api.js';
+import { plain } from './format.js';
 
-/** Describes an error for the user. Backquotes of the service are shown as quotation marks. */
-export const errorText = (error, what) => describe(error, what).replaceAll(/`([^`]*)`/g, '“$1”');
+/** Describes an error for the user. */
+export const errorText = (error, what) => plain(describe(error, what));
 
 function describe(error, what) {
   if (error instanceof Unavailable) return `${what}: ${error.message}`;

@@ -4,18 +4,29 @@ import { byId, el, list, options, setText, show, svg } from './dom.js';
 import { Panel } from './panel.js';
 import { exports } from './exports.js';
 import { checksOf, known, total } from './history.js';
-import { count, duration, percent, policyQuota, rate } from './format.js';
+import { count, duration, percent, plain, policyQuota, rate } from './format.js';
 
 const WIDTH = 120;
 const HEIGHT = 22;
+/** Rows that are shown of many, before all are asked for: the panels below stay near. */
+const FIRST = 6;
+const FEW = 8;
+
+/** How two policies are ordered, by the sums of the chosen range. */
+const ORDERS = {
+  denied: (a, b, sums) => sums.deny(b) - sums.deny(a),
+  allowed: (a, b, sums) => sums.allow(b) - sums.allow(a),
+  name: (a, b) => a.name.localeCompare(b.name),
+  config: () => 0,
+};
 
 export class Policies {
   #panel;
   #hooks;
   #history = null;
   #chosen = '';
-  /** Update functions of the rows, by policy. */
-  #rows = new Map();
+  #form = byId('policies-form');
+  #showsAll = false;
   all = [];
   /** Whether the counts may lack those of other instances. */
   #isPartial = false;
@@ -24,6 +35,12 @@ export class Policies {
     this.#hooks = hooks;
     this.#panel = new Panel('policies', 'Policies', hooks);
     exports(byId('policies'), 'policies', () => this.all.map((policy) => this.#exported(policy)));
+    this.#form.addEventListener('submit', (event) => event.preventDefault());
+    this.#form.addEventListener('input', () => this.#list());
+    byId('policies-all').addEventListener('click', () => {
+      this.#showsAll = !this.#showsAll;
+      this.#list();
+    });
   }
 
   refresh() {
@@ -42,7 +59,34 @@ export class Policies {
   drawHistory(history) {
     this.#history = history;
     setText(byId('policies-range'), `Last ${duration(spanMs(history))}`);
-    for (const draw of this.#rows.values()) draw();
+    this.#list();
+  }
+
+  /** The policies of the filter in the chosen order. */
+  #ordered() {
+    const { filter, order } = this.#form.elements;
+    const sumBy = (wanted) => {
+      const sums = new Map();
+      for (const { policy, verdict, counts } of this.#history?.decisions ?? []) {
+        if (verdict === wanted) sums.set(policy, (sums.get(policy) ?? 0) + total(known(this.#history, counts)));
+      }
+      return ({ name }) => sums.get(name) ?? 0;
+    };
+    const sums = { deny: sumBy('deny'), allow: sumBy('allow') };
+    const text = filter.value.trim().toLowerCase();
+    const found = this.all.filter(({ name }) => name.toLowerCase().includes(text));
+    return found.sort((a, b) => ORDERS[order.value](a, b, sums));
+  }
+
+  /** Shows the first policies, or all, and always the chosen one. */
+  #list() {
+    const found = this.#ordered();
+    const isLong = found.length > FEW;
+    const shown = found.filter(({ name }, at) => !isLong || this.#showsAll || at < FIRST || name === this.#chosen);
+    const button = byId('policies-all');
+    show(button, isLong);
+    setText(button, this.#showsAll ? `Show the first ${FIRST}` : `Show all ${count(found.length)}`);
+    list(byId('policies-rows'), shown, ({ name }) => name, (policy) => this.#row(policy));
   }
 
   #figures(name) {
@@ -71,24 +115,23 @@ export class Policies {
   }
 
   #draw(policies) {
+    const isFirst = this.all.length === 0;
     this.all = policies;
     const names = policies.map(({ name }) => [name, name]);
-    for (const name of this.#rows.keys()) if (!policies.some((one) => one.name === name)) this.#rows.delete(name);
     options(byId('top-policy'), [['', 'All'], ...names]);
     options(byId('denials-policy'), [['', 'All'], ...names]);
     options(byId('key-policy'), names);
-    list(
-      byId('policies-rows'),
-      policies,
-      ({ name }) => name,
-      (policy) => this.#row(policy),
-    );
+    this.#list();
     this.#hooks.policiesChanged(policies);
+    // The URL may have chosen a policy before they were loaded.
+    if (isFirst && this.#chosen) this.#hooks.policyChosen(this.#chosen);
   }
 
   /** Chooses a policy, or all with an empty name. */
   choose(name) {
+    if (name === this.#chosen) return;
     this.#chosen = name;
+    this.#list();
     for (const button of byId('policies-rows').querySelectorAll('button.link')) {
       button.setAttribute('aria-pressed', String(button.textContent === name));
     }
@@ -103,7 +146,7 @@ export class Policies {
   #row({ name }) {
     const button = el(
       'button',
-      { type: 'button', class: 'link', 'aria-pressed': 'false', onclick: () => this.#hooks.link(this.#chosen === name ? '' : `policy/${encodeURIComponent(name)}`) },
+      { type: 'button', class: 'link', 'aria-pressed': String(this.#chosen === name), onclick: () => this.#hooks.link(this.#chosen === name ? '' : `policy/${encodeURIComponent(name)}`) },
       name,
     );
     const edit = el(
@@ -140,8 +183,6 @@ export class Policies {
       setText(share, percent(sums[1], decided));
       bar.style.setProperty('--part', decided ? sums[1] / decided : 0);
     };
-    this.#rows.set(name, figures);
-    figures();
     return {
       node: el(
         'tr',
@@ -155,12 +196,14 @@ export class Policies {
         shadow,
       ),
       update: (policy) => {
+        figures();
         const isShadow = policy.mode === 'shadow';
         const text = policyQuota(policy);
         setText(
           marks,
           [
             isShadow && 'shadow',
+            policy.limit === 0 && !policy.tiers && !isShadow && 'denies everything',
             policy.origin === 'changed' && 'changed at run time',
             policy.origin === 'added' && 'added at run time',
             policy.candidate && 'candidate',
@@ -187,7 +230,7 @@ function scopeText({ scope, when }) {
   const conditions = Array.isArray(when) ? when : [];
   return [
     scope.length ? `per ${scope.join(' and ')}` : 'all requests share one key',
-    conditions.length && `when ${conditions.join(' and ')}`,
+    conditions.length && `when ${plain(conditions.join(' and '))}`,
   ]
     .filter(Boolean)
     .join(', ');

@@ -7,7 +7,7 @@ import { byId, el, list, options, setText, show } from './dom.js';
 import { ROUND, axis, ceiling, chart, colour } from './chart.js';
 import { exports } from './exports.js';
 import { checksOf, isFallback, known, perSecond, sumOf, total } from './history.js';
-import { compact, count, figure, isCandidate, percent, rate, time } from './format.js';
+import { compact, count, figure, isCandidate, percent, plain, rate, time } from './format.js';
 
 /** Most policies with a line of their own, those with most first. */
 const MAX_LINES = 5;
@@ -204,10 +204,11 @@ export class Rates {
     if (this.#hovered !== null) this.onPin(this.#at[this.#hovered] * 1000);
   }
 
-  /** The range of the last figures: after the service has gone, they stay where they are. */
+  /** The range of the last figures: after the service has gone, they stay where they are. That of a young service is shorter. */
   #span() {
     const now = this.#at.at(-1) ?? Date.now() / 1000;
-    return [now - 60 * Number(this.#form.minutes.value), now];
+    const first = Math.min(now - 60, this.#at[0] ?? 0, ...this.#markers.map(({ at_ms: at }) => at / 1000));
+    return [Math.max(first, now - 60 * Number(this.#form.minutes.value)), now];
   }
 
   #drawMarkers(plot) {
@@ -254,7 +255,7 @@ export class Rates {
       this.#markers.filter(({ at_ms: at }) => at / 1000 >= from).reverse(),
       ({ at_ms: at, what, text }) => `${at} ${what} ${text}`,
       ({ at_ms: at, what, text }) => ({
-        node: el('li', {}, link(at), ` ${MARKS[what] ?? what}: ${text}`),
+        node: el('li', {}, link(at), ` ${MARKS[what] ?? what}: ${plain(text)}`),
         update: () => {},
       }),
     );

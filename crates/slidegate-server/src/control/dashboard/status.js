@@ -3,7 +3,7 @@
 import { byId, el, fact, list, setText, show } from './dom.js';
 import { HttpError, request } from './api.js';
 import { Panel, errorText } from './panel.js';
-import { ago, count, duration, percent, rate, time } from './format.js';
+import { ago, count, duration, percent, plain, rate, time } from './format.js';
 
 export class Status {
   #panel;
@@ -71,7 +71,7 @@ export class Status {
         return {
           node,
           update: ([, value, isBad]) => {
-            setText(node.lastChild, value);
+            setText(node.lastChild, plain(value));
             node.classList.toggle('bad', Boolean(isBad));
           },
         };
@@ -82,7 +82,8 @@ export class Status {
   async #refreshChanges() {
     let changes;
     try {
-      ({ changes } = await request('/v1/changes'));
+      const { changes: ofPolicies, keys } = await request('/v1/changes');
+      changes = [...ofPolicies, ...keys].sort((one, other) => other.at.localeCompare(one.at));
     } catch (error) {
       errorText(error, 'Changes'); // rethrows bugs of this page
       changes = [];
@@ -92,7 +93,7 @@ export class Status {
     list(
       byId('changes-list'),
       changes,
-      ({ id }) => id,
+      ({ id, at, key }) => id ?? `${at} ${key}`,
       (change) => {
         const text = el('span');
         const undo = el(
@@ -103,8 +104,8 @@ export class Status {
         return {
           node: el('li', {}, text, ' ', undo),
           update: (now) => {
-            setText(text, changeText(now));
-            show(undo, !now.undone_by && now.what !== 'undo');
+            setText(text, plain(changeText(now)));
+            show(undo, Boolean(now.id) && !now.undone_by && now.what !== 'undo');
           },
         };
       },
@@ -150,8 +151,8 @@ function lossText({ losses, last_loss: { at, found, restored_at: restoredAt } })
   return `${count(losses)}, last ${ago(at)} (${found}): ${now}`;
 }
 
-/** One change of a policy. */
-function changeText({ what, policy, words, by, at, undoes, undone_by: undoneBy }) {
+/** One change of a policy, or of a key. */
+function changeText({ what, policy, key, words, by, at, undoes, undone_by: undoneBy }) {
   const did = undoes ? `${what} of ${undoes}` : what;
-  return `${did}: ${policy} ${words}, by ${by}, ${ago(at)}${undoneBy ? `, undone by ${undoneBy}` : ''}`;
+  return `${did}: ${policy}${key ? ` ${key}:` : ''} ${words}, by ${by}, ${ago(at)}${undoneBy ? `, undone by ${undoneBy}` : ''}`;
 }

@@ -19,17 +19,40 @@ export class Top {
   #panel;
   #form = byId('top-form');
   #shown = [];
+  /** Names of shadow policies, which deny nothing. */
+  #shadows = new Set();
+  /** Whether the order was chosen here. */
+  #isChosen = false;
 
   constructor(hooks) {
     this.hooks = hooks;
     this.#panel = new Panel('top', 'Top keys', hooks);
-    this.#form.addEventListener('change', () => this.refresh());
+    this.#form.addEventListener('change', ({ target }) => {
+      this.#isChosen ||= target.name === 'by';
+      this.refresh();
+    });
+    const whole = byId('whole-keys');
+    whole.addEventListener('change', () => document.documentElement.toggleAttribute('data-whole-keys', whole.checked));
     this.#form.addEventListener('submit', (event) => event.preventDefault());
     exports(byId('top'), 'keys', () => this.#shown.map(({ now, ...one }) => ({ ...one, ...now })));
   }
 
   choose(policy) {
     byId('top-policy').value = policy;
+    this.refresh();
+  }
+
+  policiesChanged(policies) {
+    this.#shadows = new Set(policies.filter(({ mode }) => mode === 'shadow').map(({ name }) => name));
+    this.refresh();
+  }
+
+  /** Without a chosen order, keys that are denied come first: usage ends at the limit, so that it hides a flood. */
+  denialsKnown(areThere) {
+    const { by } = this.#form.elements;
+    const order = areThere ? 'denied' : 'used';
+    if (this.#isChosen || by.value === order) return;
+    by.value = order;
     this.refresh();
   }
 
@@ -55,6 +78,7 @@ export class Top {
   #draw({ policy, by, keys, error_bound: bound, looked_up: looked, period_s: period, ...all }) {
     const [heading, what] = ORDERS[by];
     setText(byId('top-count'), heading);
+    byId('top').dataset.by = by;
     setText(byId('top-last'), by === 'blocked' ? 'By' : 'Last');
     setText(byId('top-caption'), `Keys of ${policy ?? 'all policies'} ${what}`);
     this.#shown = keys.filter((one) => !isCandidate(one.policy));
@@ -75,6 +99,7 @@ export class Top {
         const bar = el('i', { class: 'bar', 'aria-hidden': 'true', 'data-by': 'used' });
         const more = el('p', { class: 'under' });
         const last = el('td', { class: 'n last' });
+        const named = el('p', { class: 'under' });
         const open = () => this.hooks.openKey(under, key);
         return {
           node: el(
@@ -84,12 +109,13 @@ export class Top {
               'th',
               { scope: 'row' },
               el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
-              policy ? null : el('p', { class: 'under' }, under),
+              named,
             ),
             el('td', { class: 'n counted' }, figure, bar, more),
             last,
           ),
           update: (one) => {
+            setText(named, [policy ? '' : under, this.#shadows.has(under) && 'shadow'].filter(Boolean).join(', '));
             setText(figure, figureOf(one));
             setText(more, moreOf(one));
             bar.hidden = !one.now;

@@ -61,7 +61,7 @@ impl KeyUsage {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct BlockedKey {
     policy: String,
-    key: String,
+    pub(super) key: String,
     until: String,
     by: String,
 }

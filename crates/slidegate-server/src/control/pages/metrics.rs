@@ -17,6 +17,7 @@ use slidegate::{Amount, Policy, PolicySet, Quota, clock::Timestamp, verb::Verb};
 use slidegate_config::names;
 
 use super::envoy_metrics::EnvoyMetrics;
+use super::findings::Findings;
 use super::page::Page;
 use crate::access::attempts::AuthAttempts;
 use crate::caller::Protocol;
@@ -83,6 +84,9 @@ impl Collector for Scrape {
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
         notifications(&mut page, app.observer())?;
+        let help = "Keys with more than half of the denials of their policy on all instances, in the last ten minutes";
+        let flooding = Findings::of(&self.0, self.0.known_fleet().as_ref()).flooding_keys;
+        page.value("flooding_keys", help, count(flooding.len()))?;
         escalations(&mut page, app.observer())?;
         streams(&mut page, app.observer())?;
         snapshots(&mut page, app)?;

@@ -93,7 +93,7 @@ pub(super) async fn top(State(admin): AdminState, uri: Uri) -> Result<Response, 
 }
 
 /// The ranking of a policy over all shown instances.
-fn ranking(observer: &Observer, fleet: Option<&FleetView>, policy: &str, by: By) -> Ranking {
+pub(super) fn ranking(observer: &Observer, fleet: Option<&FleetView>, policy: &str, by: By) -> Ranking {
     let own = observer.ranking(policy, by);
     match fleet {
         Some(fleet) => fleet.ranking(policy, by, own),

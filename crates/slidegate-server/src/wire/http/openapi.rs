@@ -468,6 +468,8 @@ fn put() -> Value {
                           one. With any other key, the body is a complete policy as in the configuration: it is added, or \
                           it replaces one that was added. `name` must equal the name in the path, if present."
         .into();
+    put["properties"]["dry_run"] =
+        json!({"type": "boolean", "description": "Checks the request and changes nothing."});
     put["properties"]["candidate"]["anyOf"].as_array_mut().unwrap().push(json!({"type": "null"}));
     put
 }
