@@ -64,10 +64,12 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         let length = value.map_or(0, <[u8]>::len);
         let (mut state, window_us) = found.unwrap_or_default();
         let has_same_window = window_us.is_none_or(|window_us| window_us == quota.window_code());
-        let before = Before { length, expires: state.expires(has_same_window) };
+        let (expires, mut totals) = (state.expires(has_same_window), Default::default());
         if has_same_window {
             state.align(quota);
+            totals = state.totals(value.unwrap_or_default());
         }
+        let before = Before { length, expires, totals };
         let moment = state.moment();
         let Some(window_us) = window_us.filter(|_| !has_same_window) else {
             let is_own = state.cut(quota).is_none();

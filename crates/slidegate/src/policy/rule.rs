@@ -13,7 +13,7 @@ use crate::block::Block;
 use crate::charge::{MetQuota, OnMissing};
 use crate::error::Error;
 use crate::key::{Key, TicketKeyBytes};
-use crate::quota::Quota;
+use crate::quota::{Calendar, Quota};
 use crate::request::{OwnedValue, Request};
 
 /// A policy with the look-ups that decisions need.
@@ -34,8 +34,16 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    pub(super) fn new(policy: Policy) -> Result<Self, Error> {
+    pub(super) fn new(mut policy: Policy) -> Result<Self, Error> {
+        let keeps_totals = policy.options.notify_closed;
+        policy = policy.map_quotas(|quota| quota.keeping_totals(keeps_totals));
         let name = policy.name();
+        if keeps_totals && policy.quotas().any(|quota| quota.keeps_totals_us().is_none()) {
+            return Err(Error::policy(format!(
+                "policy `{name}`: invalid notify `closed`: only calendar windows are closed; give it and its overrides windows \
+                 such as `month`, or leave `closed` out"
+            )));
+        }
         let fits = |what: &str, values: usize| {
             if values == policy.keys.scope.len() {
                 return Ok(());
@@ -180,6 +188,11 @@ impl Rule {
     /// The quota of a ticket's key now. Like [`quota_met`](Self::quota_met), but the requests are
     /// no longer known: if their tier's quota changed since, the largest tier is the bound.
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
+        // A ticket names a calendar by its text.
+        self.bounded_quota(own, met).keeping_totals(self.policy.options.notify_closed)
+    }
+
+    fn bounded_quota(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         let of_networks =
             || self.policy.options.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
         let has_plans = self.policy.options.tiers.is_some()
@@ -229,6 +242,12 @@ impl Rule {
         let anchored = self.anchored.get(quota).zip(day);
         anchored.and_then(|(by_day, day)| by_day.get(usize::from(day))).unwrap_or(quota)
     }
+
+    /// The calendar of this policy with a [code](Calendar::code).
+    pub(super) fn calendar(&self, code: u64) -> Option<Calendar> {
+        let all = self.policy.quotas().chain(self.anchored.values().flatten());
+        all.filter_map(Quota::calendar_window).find(|calendar| calendar.code() == code)
+    }
 }
 
 /// Configuration of one key.
@@ -258,7 +277,8 @@ fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {
     calendar.anchor()?;
     let from = |day: usize| {
         let from = u8::try_from(day + 1).ok().and_then(|day| calendar.with_anchor(day).ok());
-        from.map_or(*quota, |from| Quota::calendar(quota.limit(), from))
+        let from = from.map_or(*quota, |from| Quota::calendar(quota.limit(), from));
+        from.keeping_totals(quota.keeps_totals_us().is_some())
     };
     Some(std::array::from_fn(from))
 }

@@ -14,7 +14,7 @@ use crate::charge::{MetQuota, OnMissing};
 use crate::cost::{Cost, Counts};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
-use crate::quota::{ChangedPolicy, Quota};
+use crate::quota::{Calendar, ChangedPolicy, Quota};
 use crate::request::Request;
 
 /// A validated list of policies with distinct names.
@@ -291,6 +291,13 @@ impl PolicySet {
     /// The quota of a ticket's key now; `met` is the quota at the time of the reservation.
     pub(crate) fn quota_now(&self, at: usize, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         self.rules[at].counted().quota_now(own, met)
+    }
+
+    /// The calendar with this [code](Calendar::code) in stored values of a policy; `None` if it has no such
+    /// window, or no more.
+    #[must_use]
+    pub fn calendar_of(&self, policy: &str, code: u64) -> Option<Calendar> {
+        self.rules[*self.places.get(policy)?].calendar(code)
     }
 
     /// The policies as stores get them, with their numbers, and the quotas of keys with an override.
