@@ -23,7 +23,7 @@ end
 local tag, stop, used, settled, moved, wrong = 17, 0, 0, now, false, nil
 -- The end that the stored value's TTL was set for.
 local expires = 0
--- The end and the total of a window that has ended.
+-- The end and the total of a window that has ended; 0 if it was acknowledged. See `closed.lua`.
 local ended, total = 0, 0
 local raw = call('GET', key)
 local counted = window
@@ -71,7 +71,7 @@ else
 end
 if current_stop ~= stop then
   if now >= stop then
-    if used > 0 and counted == window then ended, total = stop, used end
+    if used > 0 and counted == window and ended ~= stop then ended, total = stop, used end
     stop, used = current_stop, 0
   elseif stop == next_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
     settled = current_stop

@@ -174,10 +174,23 @@ impl<'v> Stored<'v> for FixedWindow {
     }
 }
 
-/// The total that a value keeps beside this counter: of the window that ended last, if it had one.
+/// The total that a value keeps beside this counter: of the window that ended last, if it had one that is not
+/// acknowledged.
 fn kept_total(counter: &FixedWindow, before: &Before) -> Total {
     let [own, kept] = before.totals;
-    if counter.parts().0 > own.0 && own.1 > 0 { own } else { kept }
+    if counter.parts().0 > own.0 && own.1 > 0 && own.0 != kept.0 { own } else { kept }
+}
+
+/// The code of the calendar of a value that keeps totals, and its totals of windows that ended by this time in
+/// microseconds since the Unix epoch and are not acknowledged. `None` for all other values.
+#[must_use]
+pub fn closed_totals(value: &[u8], by_us: u64) -> Option<(u64, impl Iterator<Item = Total> + use<>)> {
+    let (counter, code) = FixedWindow::read(value)?;
+    let code = code.filter(|code| Calendar::code_keeps_totals(*code))?;
+    let [own, kept] = counter.totals(value);
+    let is_open = move |total: &Total| total.1 > 0 && total.0 <= by_us;
+    let own = Some(own).filter(|own| own.0 != kept.0);
+    Some((code, [Some(kept), own].into_iter().flatten().filter(is_open)))
 }
 
 impl WireForm for SlidingWindow {

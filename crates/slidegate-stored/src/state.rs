@@ -39,7 +39,7 @@ pub(super) struct Before {
 }
 
 /// The end of a fixed window in microseconds since the epoch, and what was used in it.
-pub(super) type Total = (u64, u64);
+pub type Total = (u64, u64);
 
 /// A state in memory that can be stored.
 pub(super) trait StoredAs: WireForm {

@@ -3,7 +3,7 @@
 use slidegate_testkit::redis::Reply;
 
 use crate::SCRIPTS;
-use crate::calls::{Algorithm, Both, By, NEVER_LATE, NOW_US, Quota, bytes, CALENDAR, HOUR};
+use crate::calls::{Algorithm, Both, By, CALENDAR, HOUR, NEVER_LATE, NOW_US, Quota, bytes};
 use crate::histories::{ALGORITHMS, Random, SECOND, quota, step};
 
 /// A hold that is made or cancelled.

@@ -243,10 +243,10 @@ impl Rule {
         anchored.and_then(|(by_day, day)| by_day.get(usize::from(day))).unwrap_or(quota)
     }
 
-    /// The calendar of this policy with a [code](Calendar::code).
-    pub(super) fn calendar(&self, code: u64) -> Option<Calendar> {
+    /// The calendars of its quotas. May contain duplicates.
+    pub(super) fn calendars(&self) -> impl Iterator<Item = Calendar> {
         let all = self.policy.quotas().chain(self.anchored.values().flatten());
-        all.filter_map(Quota::calendar_window).find(|calendar| calendar.code() == code)
+        all.filter_map(Quota::calendar_window)
     }
 }
 

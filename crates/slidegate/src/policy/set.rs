@@ -293,11 +293,11 @@ impl PolicySet {
         self.rules[at].counted().quota_now(own, met)
     }
 
-    /// The calendar with this [code](Calendar::code) in stored values of a policy; `None` if it has no such
-    /// window, or no more.
-    #[must_use]
-    pub fn calendar_of(&self, policy: &str, code: u64) -> Option<Calendar> {
-        self.rules[*self.places.get(policy)?].calendar(code)
+    /// The calendars that the keys of a policy may count by: those of its quotas, from each day of the month if
+    /// an attribute sets it. May contain duplicates.
+    pub fn calendars_of(&self, policy: &str) -> impl Iterator<Item = Calendar> {
+        let rule = self.places.get(policy).map(|at| &self.rules[*at]);
+        rule.into_iter().flat_map(Rule::calendars)
     }
 
     /// The policies as stores get them, with their numbers, and the quotas of keys with an override.
