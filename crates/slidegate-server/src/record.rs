@@ -27,7 +27,7 @@ pub(crate) use escalations::{EarnedBlock, NotBlocked};
 pub(crate) use events::{EVENTS_KEPT, Event, Expired, Filter};
 pub(crate) use fullest::{FullKey, fullest_first};
 pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
-pub(crate) use notifications::Drop as NotDelivered;
+pub(crate) use notifications::{ClosedPeriod, Drop as NotDelivered};
 pub(crate) use observer::Observer;
 pub(crate) use policy_counters::{Counts, HoldOutcome};
 pub(crate) use redaction::Redactor;

@@ -223,6 +223,14 @@ pub(super) fn certificate(
     Some(ClientCertificate::new(certificate_pem, key_pem))
 }
 
+/// Why a policy cannot report closed periods without a shared store.
+pub(crate) fn closed_without_store(policy: &str) -> String {
+    format!(
+        "policy `{policy}`: invalid notify `closed`: a memory store keeps no totals of ended windows; write for example \
+         `store: {{redis: 'redis://127.0.0.1:6379'}}`, or leave `closed` out"
+    )
+}
+
 /// Creates the store without a connection, to find invalid certificates and limits that its scripts
 /// cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {

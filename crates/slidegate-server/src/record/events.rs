@@ -1,5 +1,5 @@
-//! Events: a denial, an expired reservation, a key that reached a share of its limit, or a key
-//! blocked by escalation.
+//! Events: a denial, an expired reservation, a key that reached a share of its limit, a key blocked by
+//! escalation, or a total of a closed period.
 //!
 //! Events go to a ring buffer in memory, to subscribers, and to the log. A separate thread writes
 //! the log, so a slow or stuck log never delays a decision. A library limiter limits each output
@@ -25,7 +25,7 @@ use slidegate_config::policy::KeysShown;
 use slidegate_http::headers::millis_ceil;
 use tokio::sync::broadcast;
 
-use super::notifications::Crossing;
+use super::notifications::{ClosedPeriod, Crossing};
 use super::redaction::Redactor;
 use crate::caller::Protocol;
 use crate::engine::explanation;
@@ -75,11 +75,14 @@ pub(crate) struct Event {
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
     /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`;
-    /// `expired`; `threshold`; `escalated`.
+    /// `expired`; `threshold`; `escalated`; `closed`.
     reason: &'static str,
     /// The share of the limit that was reached, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     threshold: Option<u8>,
+    /// The period of which `used` is the total.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    period: Option<Box<Period>>,
     /// When the reservation ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<String>,
@@ -102,18 +105,33 @@ pub(crate) struct Event {
     raw: Secret<Box<str>>,
 }
 
+/// A calendar window that has ended.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct Period {
+    /// With the offset of its time zone.
+    begins: String,
+    ends: String,
+    time_zone: &'static str,
+    /// The unit of `used` and `limit`, if the policy names one.
+    unit: Option<Box<str>>,
+    /// The key's tier. `null`: it has none, or it is not known; then the limit is that of keys without a tier.
+    plan: Option<Box<str>>,
+}
+
 /// The verdict of an event about a denial.
 const DENY: &str = "deny";
 /// The verdict and reason of an expired reservation.
 const EXPIRED: &str = "expired";
-/// The verdict of a key that reached a share of its limit or was blocked by escalation; then the
-/// reasons.
+/// The verdict of a key that reached a share of its limit, was blocked by escalation or whose period closed; then
+/// the reasons.
 const NOTIFY: &str = "notify";
 const THRESHOLD: &str = "threshold";
 const ESCALATED: &str = "escalated";
+const CLOSED: &str = "closed";
 /// The webhook's message types for these reasons.
 const THRESHOLD_REACHED: &str = "limit.threshold_reached";
 const KEY_BLOCKED: &str = "key.blocked";
+const PERIOD_CLOSED: &str = "period.closed";
 
 /// A reservation that was not settled in time, under one policy.
 #[derive(Debug)]
@@ -263,6 +281,7 @@ impl Events {
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
             threshold: None,
+            period: None,
             until: None,
             block: one.block().map(Blocked::from),
             store_failure: one.store_failure().map(ToString::to_string),
@@ -293,6 +312,7 @@ impl Events {
             retry_after_ms: None,
             reason: EXPIRED,
             threshold: None,
+            period: None,
             until: Some(explanation::time(one.until)),
             block: None,
             store_failure: None,
@@ -322,6 +342,7 @@ impl Events {
             retry_after_ms: None,
             reason: THRESHOLD,
             threshold: Some(one.threshold),
+            period: None,
             until: None,
             block: None,
             store_failure: None,
@@ -332,6 +353,53 @@ impl Events {
             keys_shown,
             raw: raw(&one.key),
         }
+    }
+
+    pub(crate) fn of_closed(&self, one: &ClosedPeriod<'_>, keys_shown: KeysShown) -> Event {
+        let (policy, calendar) = (one.policy, one.calendar);
+        let begins = Timestamp::from_micros(calendar.period(one.ended.as_micros().saturating_sub(1)).begin);
+        let period = Period {
+            begins: calendar.time_text(begins),
+            ends: calendar.time_text(one.ended),
+            time_zone: calendar.time_zone(),
+            unit: policy.unit_name().map(Box::from),
+            plan: None,
+        };
+        Event {
+            seq: 0,
+            at: one.ended,
+            policy: policy.name().to_owned(),
+            attributes: self.attributes(policy, one.key, keys_shown),
+            key: self.redactor.show(one.key, keys_shown).into_owned(),
+            limit: one.limit,
+            window_ms: millis_ceil(one.ended - begins),
+            algorithm: policy.quota().algorithm().name(),
+            used: one.used,
+            held: Amount::default(),
+            cost: Amount::default(),
+            retry_after_ms: None,
+            reason: CLOSED,
+            threshold: None,
+            period: Some(Box::new(period)),
+            until: None,
+            block: None,
+            store_failure: None,
+            source: DecisionSource::Store.name(),
+            mode: if policy.options().enforced { "enforce" } else { "shadow" },
+            protocol: "none",
+            verdict: NOTIFY,
+            keys_shown,
+            raw: raw(one.key),
+        }
+    }
+
+    /// Records, publishes and logs a total, within its policy's rate: all keys of a policy close at once.
+    pub(crate) fn record_closed(&self, event: Event) {
+        let rated = format!("{}:{CLOSED}", event.policy);
+        if self.rates.check(&rated).is_denied() {
+            return self.leave_out();
+        }
+        self.publish(event, &rated);
     }
 
     /// Records, publishes and logs a crossing. Its log limit is separate from that of the key's
@@ -491,7 +559,11 @@ impl Event {
     /// The id and body of the webhook message.
     pub(crate) fn message(&self) -> (String, String) {
         let id = format!("msg_{:016x}{:016x}", random(), random());
-        let kind = if self.reason == ESCALATED { KEY_BLOCKED } else { THRESHOLD_REACHED };
+        let kind = match self.reason {
+            ESCALATED => KEY_BLOCKED,
+            CLOSED => PERIOD_CLOSED,
+            _ => THRESHOLD_REACHED,
+        };
         let body = json!({ "type": kind, "timestamp": explanation::time(self.at), "data": self });
         (id, body.to_string())
     }
@@ -531,6 +603,21 @@ fn write_log(lines: &Receiver<LogLine>) {
                 protocol = event.protocol,
                 suppressed = (suppressed > 0).then_some(suppressed),
                 "expired"
+            );
+            continue;
+        }
+        if let Some(period) = &event.period {
+            tracing::info!(
+                target: "slidegate::notifications",
+                policy = event.policy,
+                key = event.key,
+                begins = period.begins,
+                ends = period.ends,
+                limit = event.limit,
+                used = %event.used,
+                mode = event.mode,
+                suppressed = (suppressed > 0).then_some(suppressed),
+                "period closed"
             );
             continue;
         }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slidegate::shares::Queues;
-use slidegate::{Algorithm, Amount, PolicyDecision, clock::Timestamp};
+use slidegate::{Algorithm, Amount, Calendar, Policy, PolicyDecision, clock::Timestamp};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::webhook::Webhook;
@@ -50,6 +50,18 @@ pub(crate) struct Crossing {
     pub(crate) quiet: Duration,
 }
 
+/// The total of a key in a calendar window that has ended.
+#[derive(Debug)]
+pub(crate) struct ClosedPeriod<'a> {
+    pub(crate) policy: &'a Policy,
+    /// The unredacted key, or the store's hash of it.
+    pub(crate) key: &'a str,
+    pub(crate) calendar: Calendar,
+    pub(crate) ended: Timestamp,
+    pub(crate) limit: u64,
+    pub(crate) used: Amount,
+}
+
 /// Why a notification is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drop {
@@ -57,15 +69,18 @@ pub(crate) enum Drop {
     QueueFull,
     /// The shared store did not say which instance was first.
     StoreUnavailable,
+    /// No receiver took a total for as long as it is kept.
+    Undelivered,
 }
 
 impl Drop {
-    pub(crate) const ALL: [Self; 2] = [Self::QueueFull, Self::StoreUnavailable];
+    pub(crate) const ALL: [Self; 3] = [Self::QueueFull, Self::StoreUnavailable, Self::Undelivered];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",
             Self::StoreUnavailable => "store_unavailable",
+            Self::Undelivered => "undelivered",
         }
     }
 }

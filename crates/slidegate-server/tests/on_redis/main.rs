@@ -2,6 +2,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod closing;
 mod control;
 mod doctor;
 mod escalation;

@@ -75,6 +75,14 @@ impl<'de> Deserialize<'de> for Calendar {
 }
 
 impl Calendar {
+    /// A time as RFC 3339, with the offset of the time zone then: `2026-12-01T00:00:00+01:00`.
+    #[must_use]
+    pub fn time_text(self, at: Timestamp) -> String {
+        let at = i64::try_from(at.as_micros()).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+        let at = at.unwrap_or_default();
+        at.display_with_offset(self.0.zone.to_offset(at)).to_string()
+    }
+
     /// A border for people: `1 December, 00:00 Europe/Berlin`; with the year if it is not that of `now`.
     ///
     /// ```

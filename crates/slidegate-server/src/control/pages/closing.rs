@@ -1,0 +1,178 @@
+//! Closed periods: the total of each key when its calendar window ends, reported by one of the instances.
+//!
+//! The store keeps totals until they are acknowledged, which follows the delivery. So what an instance did not report
+//! before it was killed is reported by another one, and a message that was sent twice has one id. A claim in the
+//! store, renewed at every step, decides which instance reports; after the last step it lasts until all totals
+//! have expired.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use slidegate::store::{ClosedTotal, ServiceStore};
+use slidegate::{Calendar, Error, Policy, PolicySet, Quota, clock::Timestamp};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::key_usage;
+use crate::clock::now_ms;
+use crate::engine::App;
+use crate::record::{ClosedPeriod, NotDelivered};
+
+/// Interval between looks at the calendar.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// How long the claim of an instance lasts that does not renew it: longer than a step.
+const CLAIM: Duration = Duration::from_secs(30);
+/// How long the claim of an instance lasts that could not report everything.
+const RETRY: Duration = Duration::from_secs(60);
+/// Keys examined per step.
+const KEYS: u64 = 1000;
+/// Totals that are reported at once.
+const AT_ONCE: usize = 16;
+/// A total that has not been received so long before it expires is dropped, so that it is counted.
+const GIVES_UP: Duration = Duration::from_secs(300);
+
+/// Reports closed periods until the process ends.
+pub(crate) async fn run(app: Arc<App>) {
+    // The last border up to which everything is reported, by policy.
+    let mut reported: HashMap<String, u64> = HashMap::new();
+    while let Some(shared) = app.shared() {
+        let policies = app.policies();
+        for policy in policies.iter().filter(|policy| policy.options().notify_closed) {
+            let now_us = now_ms().saturating_mul(1000);
+            let begins = policies.calendars_of(policy.name()).map(|calendar| calendar.period(now_us).begin);
+            let Some(border) = begins.max().filter(|border| reported.get(policy.name()) != Some(border))
+            else {
+                continue;
+            };
+            let closing = Closing { app: &app, store: shared.store(), policies: &policies, policy };
+            // A store that does not reply is reported elsewhere.
+            if matches!(closing.report_up_to(border).await, Ok(true)) {
+                reported.insert(policy.name().to_owned(), border);
+            }
+        }
+        sleep(INTERVAL).await;
+    }
+}
+
+/// The periods of one policy.
+struct Closing<'a> {
+    app: &'a App,
+    store: &'a dyn ServiceStore,
+    policies: &'a PolicySet,
+    policy: &'a Policy,
+}
+
+impl Closing<'_> {
+    /// Reports all windows that ended by a border, unless another instance does. Returns whether everything is
+    /// reported.
+    async fn report_up_to(&self, border: u64) -> Result<bool, Error> {
+        let (store, name) = (self.store, self.policy.name());
+        // Policy names contain no zero byte.
+        let claim = format!("closed\0{name}\0{border}").into_bytes();
+        if !store.claim(&claim, CLAIM).await? {
+            return Ok(false);
+        }
+        // Totals that were not received: in all, and in a row.
+        let (mut from, mut left, mut row) = (None, 0, 0);
+        loop {
+            let mut step = store.closed_step(name, from.as_ref(), KEYS).await?;
+            if !step.unsettled.is_empty() {
+                self.limits(step.unsettled.iter()).await;
+                step = store.closed_step(name, from.as_ref(), KEYS).await?;
+            }
+            if step.until.as_micros() < border {
+                // The server's clock is behind this one.
+                return Ok(false);
+            }
+            left += step.unsettled.len();
+            // Another instance may have windows that this one does not know, or no longer.
+            let known = |total: ClosedTotal| self.calendar(total.calendar).map(|calendar| (total, calendar));
+            let totals: Vec<_> = step.totals.into_iter().filter_map(known).collect();
+            for totals in totals.chunks(AT_ONCE) {
+                store.extend_claim(&claim, CLAIM).await?;
+                let not_received = self.report(totals, step.until).await?;
+                left += not_received;
+                row = if not_received < totals.len() { 0 } else { row + not_received };
+                if row >= AT_ONCE {
+                    store.extend_claim(&claim, RETRY).await?;
+                    return Ok(false);
+                }
+            }
+            store.extend_claim(&claim, CLAIM).await?;
+            from = step.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        store.extend_claim(&claim, if left == 0 { kept(self.policy.quota()) } else { RETRY }).await?;
+        Ok(left == 0)
+    }
+
+    /// Reports and acknowledges totals. Returns how many the receiver did not take.
+    async fn report(&self, totals: &[(ClosedTotal, Calendar)], now: Timestamp) -> Result<usize, Error> {
+        let notifications = &self.app.observer().notifications;
+        let limits = self.limits(totals.iter().filter_map(|(total, _)| total.key.as_ref())).await;
+        let deliveries = totals.iter().map(async |(total, calendar)| {
+            if now + GIVES_UP > total.ended + kept(&Quota::calendar(0, *calendar)) {
+                notifications.dropped(NotDelivered::Undelivered);
+                return Some(None);
+            }
+            let event = self.app.observer().closed(&self.period(total, *calendar, &limits));
+            let is_received = match notifications.webhook.clone() {
+                None => true,
+                Some(webhook) => {
+                    let (_, body) = event.message();
+                    let what = [&*total.name, b"\0", &total.ended.as_micros().to_le_bytes()].concat();
+                    spawn_blocking(move || webhook.deliver(&what, body)).await.unwrap_or(false)
+                }
+            };
+            is_received.then_some(Some(event))
+        });
+        let delivered = join_all(deliveries).await;
+        let (done, events): (Vec<_>, Vec<_>) = totals
+            .iter()
+            .zip(delivered)
+            .filter_map(|((total, _), event)| Some((total.clone(), event?)))
+            .unzip();
+        events.into_iter().flatten().for_each(|event| self.app.observer().record_closed(event));
+        self.store.acknowledge_closed(&done).await?;
+        Ok(totals.len() - done.len())
+    }
+
+    /// The calendar with this code.
+    fn calendar(&self, code: u64) -> Option<Calendar> {
+        self.policies.calendars_of(self.policy.name()).find(|calendar| calendar.code() == code)
+    }
+
+    fn period<'a>(
+        &'a self,
+        total: &'a ClosedTotal,
+        calendar: Calendar,
+        limits: &HashMap<String, u64>,
+    ) -> ClosedPeriod<'a> {
+        let policy = self.policy;
+        let hash = || std::str::from_utf8(&total.name).ok().and_then(|name| name.rsplit(':').next());
+        let key = total.key.as_deref().or_else(hash).unwrap_or_default();
+        let limit = limits.get(key).copied().unwrap_or(policy.quota().limit());
+        let used = policy.options().counts.amount(total.used);
+        ClosedPeriod { policy, key, calendar, ended: total.ended, limit, used }
+    }
+
+    /// Peeks at keys. Returns their limits.
+    async fn limits(&self, keys: impl Iterator<Item = &String>) -> HashMap<String, u64> {
+        let keys: Vec<_> = keys.map(|key| (self.policy.name().to_owned(), key.clone())).collect();
+        let mut limits = HashMap::new();
+        for keys in keys.chunks(key_usage::MAX_KEYS) {
+            let peeked = key_usage::peek(self.app, keys).await;
+            limits.extend(peeked.into_iter().map(|((_, key), (one, _))| (key, one.amounts().limit.ceil())));
+        }
+        limits
+    }
+}
+
+/// How long a store keeps totals under a quota.
+fn kept(quota: &Quota) -> Duration {
+    Duration::from_micros(quota.keeping_totals(true).keeps_totals_us().unwrap_or_default())
+}
