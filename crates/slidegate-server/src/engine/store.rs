@@ -18,7 +18,7 @@ use slidegate::{
 };
 
 use super::ticket_change::{TicketChange, TicketChanged};
-use crate::config::{SharedStore, Storage, closed_without_store};
+use crate::config::{CLOSED_WITHOUT_STORE, SharedStore, Storage};
 use crate::stores::AnyStore;
 
 mod shared;
@@ -94,7 +94,7 @@ impl Store {
     /// One line: a limit is too large for a shared store, or only a shared store can report closed periods.
     pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), String> {
         if policy.options().notify_closed && self.is_in_memory() {
-            return Err(closed_without_store(policy.name()));
+            return Err(format!("policy `{}`: {CLOSED_WITHOUT_STORE}", policy.name()));
         }
         check_policy(policy, self.gate.store()).map_err(|error| error.to_string())
     }
