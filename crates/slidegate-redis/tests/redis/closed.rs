@@ -16,6 +16,7 @@ const SECOND_US: u64 = 1_000_000;
 fn monthly(is_kept: bool) -> Policy {
     let calendar = Calendar::month().with_time_zone("Europe/Berlin").unwrap();
     let policy = Policy::new("p", Quota::calendar(100, calendar)).unwrap().with_scope(["user"]);
+    let policy = policy.with_tiers("plan", [("pro".to_owned(), Quota::calendar(50, calendar))]);
     policy.with_notify_closed(is_kept)
 }
 
@@ -61,6 +62,12 @@ async fn a_total_is_listed_until_it_is_acknowledged() {
         for (user, cost) in [("idle", 4), ("busy", 3), ("refunded", 5), ("mail@example.com", 1)] {
             charge(user, cost).await;
         }
+        let settled = gate
+            .reserve(&Request::new().with("user", "settled").with("plan", "pro").with_cost(9))
+            .await
+            .into_ticket()
+            .unwrap();
+        gate.settle(&settled, 8).await.unwrap();
         // Both are charged when they end: one before the border, one after it.
         let hold = |user| Request::new().with("user", user).with_cost(2);
         assert!(gate.reserve(&hold("held")).await.decisions().is_allowed());
@@ -74,7 +81,7 @@ async fn a_total_is_listed_until_it_is_acknowledged() {
         at(APRIL_US + 5 * SECOND_US - 1);
         expect(&[], "the clock may be set back").await;
         at(APRIL_US + 60 * SECOND_US);
-        let all = [("#", 0, 1), ("busy", 0, 10), ("held", 0, 2), ("idle", 0, 4)];
+        let all = [("#", 0, 1), ("busy", 0, 10), ("held", 0, 2), ("idle", 0, 4), ("settled", 0, 8)];
         let totals = expect(&all, "March is over").await;
         // Between listing and acknowledging, a key is charged, and another one loses all it used.
         charge("idle", 6).await;

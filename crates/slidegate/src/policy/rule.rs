@@ -282,3 +282,38 @@ fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {
     };
     Some(std::array::from_fn(from))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PolicySet;
+
+    /// A bill must have every customer, whatever their plan and billing day, also after a change at run time.
+    #[test]
+    fn all_windows_of_a_policy_keep_totals_or_none_does() {
+        let monthly = |limit| Quota::calendar(limit, Calendar::month());
+        let mut policy = Policy::new("p", monthly(1))
+            .unwrap()
+            .with_scope(["user"])
+            .with_tiers("plan", [("pro".to_owned(), monthly(2))])
+            .with_override(["vip"], monthly(3))
+            .with_anchor_attribute("day");
+        for keeps in [true, false, true] {
+            let set = PolicySet::new([policy.with_notify_closed(keeps)]).unwrap();
+            policy = set.by_name("p").unwrap().clone();
+            assert_eq!(
+                policy.quotas().map(|quota| quota.keeps_totals_us().is_some()).collect::<Vec<_>>(),
+                [keeps; 3]
+            );
+            let calendars: Vec<_> = set.calendars_of("p").collect();
+            assert_eq!(calendars.len(), 3 + 3 * 31);
+            assert!(calendars.iter().all(|one| Calendar::code_keeps_totals(one.code()) == keeps));
+            assert!(calendars.contains(&Calendar::month()), "it is the same calendar");
+        }
+        let error = PolicySet::new([policy.with_quota(Quota::per_day(1))]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("policy `p`: invalid notify `closed`: only calendar windows are closed;"),
+            "{error}"
+        );
+    }
+}

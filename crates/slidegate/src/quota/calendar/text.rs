@@ -107,6 +107,19 @@ impl Calendar {
 mod tests {
     use super::*;
 
+    /// A bill must say which midnight it means, where clocks change.
+    #[test]
+    fn times_have_the_offset_of_their_zone_then() {
+        let berlin = Calendar::month().with_time_zone("Europe/Berlin").unwrap();
+        for (calendar, secs, expected) in [
+            (berlin, 1_782_856_800, "2026-07-01T00:00:00+02:00"),
+            (berlin, 1_796_079_600, "2026-12-01T00:00:00+01:00"),
+            (Calendar::day(), 1_796_083_200, "2026-12-01T00:00:00+00:00"),
+        ] {
+            assert_eq!(calendar.time_text(Timestamp::from_secs(secs)), expected);
+        }
+    }
+
     /// Instances, snapshots and tickets of different releases name calendars by this text.
     #[test]
     fn a_calendar_is_read_as_it_is_written() {
