@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::civil::{Date, DateTime, Weekday, date};
@@ -43,8 +43,8 @@ struct Rules {
     number: usize,
     /// Its name in values of shared stores: 2^47 plus a hash of its text.
     code: u64,
-    /// The same calendar, whose values keep the totals of ended windows.
-    keeping: OnceLock<&'static Self>,
+    /// The same calendar, whose values keep the totals of ended windows; `None` if this is the one.
+    keeping: Option<&'static Self>,
 }
 
 /// The fields that make calendars equal.
@@ -157,8 +157,13 @@ impl Calendar {
         let number = all.len();
         let rules = all.entry(spec).or_insert_with_key(|spec| {
             let code = Self::LEAST_CODE | u64::from(crc32fast::hash(spec.to_string().as_bytes()));
-            let keeping = OnceLock::new();
-            Box::leak(Box::new(Rules { spec: spec.clone(), zone: zone(), number, code, keeping }))
+            let leaked = |zone, code, keeping| {
+                let rules = Rules { spec: spec.clone(), zone, number, code, keeping };
+                &*Box::leak(Box::new(rules))
+            };
+            let zone = zone();
+            let keeping = leaked(zone.clone(), code | Self::KEEPS_TOTALS, None);
+            leaked(zone, code, Some(keeping))
         });
         Self(rules)
     }
@@ -167,17 +172,12 @@ impl Calendar {
     /// has ended, or do not.
     #[must_use]
     pub fn keeping_totals(self, keeps: bool) -> Self {
-        let Rules { spec, zone, number, code, keeping } = self.0;
-        if Self::code_keeps_totals(*code) == keeps {
-            return self;
+        let Rules { spec, zone, keeping, .. } = self.0;
+        match keeping {
+            Some(keeping) if keeps => Self(keeping),
+            None if !keeps => Self::known(spec.clone(), || zone.clone()),
+            _ => self,
         }
-        if !keeps {
-            return Self::known(spec.clone(), || zone.clone());
-        }
-        Self(keeping.get_or_init(|| {
-            let (spec, zone, number, code) = (spec.clone(), zone.clone(), *number, code | Self::KEEPS_TOTALS);
-            Box::leak(Box::new(Rules { spec, zone, number, code, keeping: OnceLock::new() }))
-        }))
     }
 
     /// Whether this is the code of a calendar whose values [keep totals](Self::keeping_totals).
