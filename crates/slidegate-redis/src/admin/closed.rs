@@ -38,20 +38,23 @@ pub(crate) async fn list(
     let mut listed = ClosedTotals { until: Timestamp::from_micros(until), next, ..ClosedTotals::default() };
     for names in by_slot(calls, found, |name| name.as_slice()) {
         for (name, [value, usage]) in names.iter().zip(read(calls, &names).await?) {
-            let key = Names::text(policy, name);
+            let Some((key, in_millionths)) = Names::shown(policy, name) else { continue };
             let is_table = value.first() == Some(&TAG);
             // No hold ends before.
-            let ends =
-                value.get(8..15).map(|end| end.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
-            if let Some(key) = key.as_ref().filter(|_| is_table && ends.is_some_and(|ends| ends <= now)) {
-                listed.unsettled.push(key.clone());
+            let earliest = value.get(8..15).filter(|_| is_table);
+            let earliest =
+                earliest.map(|end| end.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+            if earliest.is_some_and(|end| end <= now) && !key.starts_with('#') {
+                listed.unsettled.push(key);
                 continue;
             }
-            let found = closed_totals(if is_table { &usage } else { &value }, until);
-            let (calendar, totals) = found.map_or((0, None), |(calendar, totals)| (calendar, Some(totals)));
-            listed.totals.extend(totals.into_iter().flatten().map(|(ended, used)| {
-                let ended = Timestamp::from_micros(ended);
-                ClosedTotal { name: name.clone(), key: key.clone(), calendar, ended, used }
+            let Some((calendar, totals)) = closed_totals(if is_table { &usage } else { &value }, until)
+            else {
+                continue;
+            };
+            listed.totals.extend(totals.map(|(ended, used)| {
+                let (name, key, ended) = (name.clone(), key.clone(), Timestamp::from_micros(ended));
+                ClosedTotal { name, key, in_millionths, calendar, ended, used }
             }));
         }
     }

@@ -1,16 +1,21 @@
 //! Totals of calendar windows that have ended: kept until they are acknowledged, by scripts and by the module.
 
+// One test at a time uses the cluster.
+#![allow(clippy::await_holding_lock)]
+
 use slidegate::store::{ClosedTotal, ServiceStore};
 use slidegate::{Calendar, Policy, Quota, Request};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::{check_cost, gate, options};
+use crate::harness;
 
 /// 2026-03-31 22:00:00 in UTC: April begins in Berlin.
 const APRIL_US: u64 = 1_774_994_400_000_000;
 const DAY_US: u64 = 86_400_000_000;
 const MAY_US: u64 = APRIL_US + 30 * DAY_US;
+const HOUR_US: u64 = 3_600_000_000;
 const SECOND_US: u64 = 1_000_000;
 
 fn monthly(is_kept: bool) -> Policy {
@@ -30,7 +35,8 @@ async fn listed(gate: &RedisGate) -> (Vec<ClosedTotal>, Vec<(String, i64, u64)>)
     assert!(found.next.is_none() && found.unsettled.is_empty(), "{found:?}");
     let of = |one: &ClosedTotal| {
         let after = one.ended.as_micros().cast_signed() - APRIL_US.cast_signed();
-        (one.key.clone().unwrap_or_else(|| "#".to_owned()), after, one.used)
+        let key = if one.key.starts_with('#') { "#" } else { &one.key };
+        (key.to_owned(), after, one.used)
     };
     let mut texts: Vec<_> = found.totals.iter().map(of).collect();
     texts.sort();
@@ -124,4 +130,44 @@ async fn only_a_policy_that_asks_keeps_totals() {
     for (is_kept, expected) in [(false, (3, 21, 1)), (true, (6, 35, 8)), (false, (9, 21, 1))] {
         assert_eq!(stored(is_kept).await, expected);
     }
+}
+
+/// In a cluster each call is about one slot, and the keys are on all nodes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn totals_are_found_on_all_nodes_of_a_cluster() {
+    let cluster = harness::cluster();
+    let policy = Policy::new("closed", Quota::calendar(100, Calendar::hour())).unwrap().with_scope(["user"]);
+    let gate = gate([policy.with_notify_closed(true)], options(&cluster.url()));
+    let mut redis = Vec::new();
+    for user in 0..30 {
+        let user = format!("user-{user}");
+        assert!(check_cost(&gate, &user, 3).await.allowed);
+        // Its hour was an earlier one.
+        let name = format!("sg1:closed:{user}");
+        let mut node = cluster.master_of(cluster.slot_of(&name)).connect();
+        let ended = (APRIL_US - HOUR_US).to_le_bytes();
+        node.call(&[&b"SETRANGE"[..], name.as_bytes(), b"7", &ended[..7]]).unwrap();
+        redis.push(name);
+    }
+    let store = gate.store().primary();
+    let listed = async || {
+        let (mut found, mut from) = (Vec::new(), None);
+        loop {
+            let step = store.closed_step("closed", from.as_ref(), 10).await.unwrap();
+            found.extend(step.totals);
+            from = step.next;
+            if from.is_none() {
+                return found;
+            }
+        }
+    };
+    let totals = listed().await;
+    let mut names: Vec<_> = totals.iter().map(|one| String::from_utf8(one.name.clone()).unwrap()).collect();
+    names.sort();
+    names.dedup();
+    redis.sort();
+    assert_eq!(names, redis);
+    assert!(totals.iter().all(|one| one.used == 3), "{totals:?}");
+    store.acknowledge_closed(&totals).await.unwrap();
+    assert_eq!(listed().await, []);
 }

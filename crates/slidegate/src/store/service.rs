@@ -199,8 +199,10 @@ pub struct ClosedTotals {
 pub struct ClosedTotal {
     /// The name of the key in the store, the same for all instances.
     pub name: Vec<u8>,
-    /// The text of the key; `None` if the store has only a hash of it.
-    pub key: Option<String>,
+    /// The text of the key; `#` and a hash if the store has only that.
+    pub key: String,
+    /// Whether the store counts millionths of a unit.
+    pub in_millionths: bool,
     /// The [code](crate::Calendar::code) of the calendar.
     pub calendar: u64,
     /// When the window ended.

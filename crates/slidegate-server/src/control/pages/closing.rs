@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use super::key_usage;
 use crate::clock::now_ms;
 use crate::engine::App;
+use crate::log_limit::log_limited;
 use crate::record::{ClosedPeriod, NotDelivered};
 
 /// Interval between looks at the calendar.
@@ -47,9 +48,12 @@ pub(crate) async fn run(app: Arc<App>) {
                 continue;
             };
             let closing = Closing { app: &app, store: shared.store(), policies: &policies, policy };
-            // A store that does not reply is reported elsewhere.
-            if matches!(closing.report_up_to(border).await, Ok(true)) {
-                reported.insert(policy.name().to_owned(), border);
+            match closing.report_up_to(border).await {
+                Ok(true) => drop(reported.insert(policy.name().to_owned(), border)),
+                Ok(false) => {}
+                Err(error) => {
+                    log_limited!(WARN, None, %error, "closed periods are not reported; trying again");
+                }
             }
         }
         sleep(INTERVAL).await;
@@ -79,16 +83,20 @@ impl Closing<'_> {
         loop {
             let mut step = store.closed_step(name, from.as_ref(), KEYS).await?;
             if !step.unsettled.is_empty() {
-                self.limits(step.unsettled.iter()).await;
+                self.limits(step.unsettled.iter()).await?;
                 step = store.closed_step(name, from.as_ref(), KEYS).await?;
             }
             if step.until.as_micros() < border {
                 // The server's clock is behind this one.
                 return Ok(false);
             }
-            left += step.unsettled.len();
-            // Another instance may have windows that this one does not know, or no longer.
-            let known = |total: ClosedTotal| self.calendar(total.calendar).map(|calendar| (total, calendar));
+            // Holds of keys that a peek does not find wait for a request.
+            if step.until + GIVES_UP > Timestamp::from_micros(border) + kept(self.policy.quota()) {
+                step.unsettled.iter().for_each(|_| self.dropped());
+            } else {
+                left += step.unsettled.len();
+            }
+            let known = |total: ClosedTotal| self.calendar(&total).map(|calendar| (total, calendar));
             let totals: Vec<_> = step.totals.into_iter().filter_map(known).collect();
             for totals in totals.chunks(AT_ONCE) {
                 store.extend_claim(&claim, CLAIM).await?;
@@ -112,15 +120,15 @@ impl Closing<'_> {
 
     /// Reports and acknowledges totals. Returns how many the receiver did not take.
     async fn report(&self, totals: &[(ClosedTotal, Calendar)], now: Timestamp) -> Result<usize, Error> {
-        let notifications = &self.app.observer().notifications;
-        let limits = self.limits(totals.iter().filter_map(|(total, _)| total.key.as_ref())).await;
+        let webhook = &self.app.observer().notifications.webhook;
+        let limits = self.limits(totals.iter().map(|(total, _)| &total.key)).await?;
         let deliveries = totals.iter().map(async |(total, calendar)| {
             if now + GIVES_UP > total.ended + kept(&Quota::calendar(0, *calendar)) {
-                notifications.dropped(NotDelivered::Undelivered);
+                self.dropped();
                 return Some(None);
             }
             let event = self.app.observer().closed(&self.period(total, *calendar, &limits));
-            let is_received = match notifications.webhook.clone() {
+            let is_received = match webhook.clone() {
                 None => true,
                 Some(webhook) => {
                     let (_, body) = event.message();
@@ -141,9 +149,12 @@ impl Closing<'_> {
         Ok(totals.len() - done.len())
     }
 
-    /// The calendar with this code.
-    fn calendar(&self, code: u64) -> Option<Calendar> {
-        self.policies.calendars_of(self.policy.name()).find(|calendar| calendar.code() == code)
+    /// The calendar of a total. `None` if it has been counted under another configuration of the policy: another
+    /// instance may have that one, or will have this one.
+    fn calendar(&self, total: &ClosedTotal) -> Option<Calendar> {
+        let is_own = total.in_millionths == self.policy.options().counts.is_weighted();
+        let mut calendars = self.policies.calendars_of(self.policy.name()).filter(|_| is_own);
+        calendars.find(|calendar| calendar.code() == total.calendar)
     }
 
     fn period<'a>(
@@ -153,22 +164,29 @@ impl Closing<'_> {
         limits: &HashMap<String, u64>,
     ) -> ClosedPeriod<'a> {
         let policy = self.policy;
-        let hash = || std::str::from_utf8(&total.name).ok().and_then(|name| name.rsplit(':').next());
-        let key = total.key.as_deref().or_else(hash).unwrap_or_default();
-        let limit = limits.get(key).copied().unwrap_or(policy.quota().limit());
+        let limit = limits.get(&total.key).copied().unwrap_or(policy.quota().limit());
         let used = policy.options().counts.amount(total.used);
-        ClosedPeriod { policy, key, calendar, ended: total.ended, limit, used }
+        ClosedPeriod { policy, key: &total.key, calendar, ended: total.ended, limit, used }
+    }
+
+    fn dropped(&self) {
+        self.app.observer().notifications.dropped(NotDelivered::Undelivered);
     }
 
     /// Peeks at keys. Returns their limits.
-    async fn limits(&self, keys: impl Iterator<Item = &String>) -> HashMap<String, u64> {
+    async fn limits(&self, keys: impl Iterator<Item = &String>) -> Result<HashMap<String, u64>, Error> {
         let keys: Vec<_> = keys.map(|key| (self.policy.name().to_owned(), key.clone())).collect();
         let mut limits = HashMap::new();
         for keys in keys.chunks(key_usage::MAX_KEYS) {
             let peeked = key_usage::peek(self.app, keys).await;
-            limits.extend(peeked.into_iter().map(|((_, key), (one, _))| (key, one.amounts().limit.ceil())));
+            for ((_, key), (decision, _)) in peeked {
+                if !decision.is_counted() {
+                    return Err(Error::store("the store did not reply to a peek"));
+                }
+                limits.insert(key, decision.amounts().limit.ceil());
+            }
         }
-        limits
+        Ok(limits)
     }
 }
 
