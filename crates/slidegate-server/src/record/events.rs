@@ -18,14 +18,15 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 use slidegate::{
-    Amount, Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
+    Amount, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
     clock::Timestamp,
 };
 use slidegate_config::policy::KeysShown;
 use slidegate_http::headers::millis_ceil;
 use tokio::sync::broadcast;
 
-use super::notifications::{ClosedPeriod, Crossing};
+use super::event_parts::{Blocked, ClosedPeriod, Expired, Period};
+use super::notifications::Crossing;
 use super::redaction::Redactor;
 use crate::caller::Protocol;
 use crate::engine::explanation;
@@ -105,19 +106,6 @@ pub(crate) struct Event {
     raw: Secret<Box<str>>,
 }
 
-/// A calendar window that has ended.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-struct Period {
-    /// With the offset of its time zone.
-    begins: String,
-    ends: String,
-    time_zone: &'static str,
-    /// The unit of `used` and `limit`, if the policy names one.
-    unit: Option<Box<str>>,
-    /// The key's tier. `null`: it has none, or it is not known; then the limit is that of keys without a tier.
-    plan: Option<Box<str>>,
-}
-
 /// The verdict of an event about a denial.
 const DENY: &str = "deny";
 /// The verdict and reason of an expired reservation.
@@ -132,39 +120,6 @@ const CLOSED: &str = "closed";
 const THRESHOLD_REACHED: &str = "limit.threshold_reached";
 const KEY_BLOCKED: &str = "key.blocked";
 const PERIOD_CLOSED: &str = "period.closed";
-
-/// A reservation that was not settled in time, under one policy.
-#[derive(Debug)]
-pub(crate) struct Expired {
-    pub(crate) policy: Arc<str>,
-    pub(crate) key: Arc<str>,
-    /// The protocol that made it.
-    pub(crate) protocol: Protocol,
-    /// The held cost, as stores count it.
-    pub(crate) held: u64,
-    /// The charged cost, as stores count it.
-    pub(crate) cost: u64,
-    /// When it expired, by the store's clock.
-    pub(crate) until: Timestamp,
-    pub(crate) quota: Quota,
-    pub(crate) limit: u64,
-    /// The key's usage before.
-    pub(crate) used: Amount,
-}
-
-/// A block: its end and its author.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-struct Blocked {
-    /// `null`: the block has no end.
-    until: Option<String>,
-    by: Option<Box<str>>,
-}
-
-impl From<&Block> for Blocked {
-    fn from(block: &Block) -> Self {
-        Self { until: block.ends_at().map(explanation::time), by: block.blocked_by().map(Box::from) }
-    }
-}
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
 fn is_zero(amount: &Amount) -> bool {
@@ -267,11 +222,7 @@ impl Events {
             None => (Reason::OverLimit, Some(one.decision().reset_after())),
         };
         Event {
-            seq: 0,
             at: one.decision().at(),
-            policy: policy.name().to_owned(),
-            attributes: self.attributes(policy, key, keys_shown),
-            key: self.redactor.show(key, keys_shown).into_owned(),
             limit: one.decision().limit(),
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),
@@ -280,17 +231,13 @@ impl Events {
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
-            threshold: None,
-            period: None,
-            until: None,
             block: one.block().map(Blocked::from),
             store_failure: one.store_failure().map(ToString::to_string),
             source: one.decision().source().name(),
             mode: if denies { "enforce" } else { "shadow" },
             protocol: protocol.name(),
             verdict: DENY,
-            keys_shown,
-            raw: raw(key),
+            ..self.of_key(policy, key, keys_shown)
         }
     }
 
@@ -298,98 +245,78 @@ impl Events {
     pub(crate) fn record_expired(&self, one: &Expired, policy: &Policy, keys_shown: KeysShown) {
         let Some(rated) = self.rated(policy, &one.key) else { return };
         let event = Event {
-            seq: 0,
             at: one.until,
-            policy: policy.name().to_owned(),
-            attributes: self.attributes(policy, &one.key, keys_shown),
-            key: self.redactor.show(&one.key, keys_shown).into_owned(),
             limit: one.limit,
             window_ms: millis_ceil(one.quota.window()),
             algorithm: one.quota.algorithm().name(),
             used: one.used + policy.options().counts.amount(one.cost),
             held: policy.options().counts.amount(one.held),
             cost: policy.options().counts.amount(one.cost),
-            retry_after_ms: None,
             reason: EXPIRED,
-            threshold: None,
-            period: None,
             until: Some(explanation::time(one.until)),
-            block: None,
-            store_failure: None,
-            source: DecisionSource::Store.name(),
-            mode: if policy.options().enforced { "enforce" } else { "shadow" },
             protocol: one.protocol.name(),
             verdict: EXPIRED,
-            keys_shown,
-            raw: raw(&one.key),
+            ..self.of_key(policy, &one.key, keys_shown)
         };
         self.publish(event, &rated);
     }
 
     pub(crate) fn of_crossing(&self, one: &Crossing, policy: &Policy, keys_shown: KeysShown) -> Event {
         Event {
-            seq: 0,
             at: one.at,
-            policy: one.policy.clone(),
-            attributes: self.attributes(policy, &one.key, keys_shown),
-            key: self.redactor.show(&one.key, keys_shown).into_owned(),
             limit: one.limit,
             window_ms: millis_ceil(one.window),
             algorithm: one.algorithm,
             used: one.used,
             held: one.held,
             cost: one.cost,
-            retry_after_ms: None,
-            reason: THRESHOLD,
             threshold: Some(one.threshold),
-            period: None,
-            until: None,
-            block: None,
-            store_failure: None,
             source: one.source,
             mode: if one.is_enforced { "enforce" } else { "shadow" },
             protocol: one.protocol.name(),
-            verdict: NOTIFY,
-            keys_shown,
-            raw: raw(&one.key),
+            ..self.of_key(policy, &one.key, keys_shown)
         }
     }
 
     pub(crate) fn of_closed(&self, one: &ClosedPeriod<'_>, keys_shown: KeysShown) -> Event {
-        let (policy, calendar) = (one.policy, one.calendar);
-        let begins = Timestamp::from_micros(calendar.period(one.ended.as_micros().saturating_sub(1)).begin);
-        let period = Period {
-            begins: calendar.time_text(begins),
-            ends: calendar.time_text(one.ended),
-            time_zone: calendar.time_zone(),
-            unit: policy.unit_name().map(Box::from),
-            plan: None,
-        };
+        Event {
+            at: one.ended,
+            limit: one.limit,
+            window_ms: millis_ceil(one.ended - one.begins()),
+            used: one.used,
+            reason: CLOSED,
+            period: Some(Box::new(one.period())),
+            ..self.of_key(one.policy, one.key, keys_shown)
+        }
+    }
+
+    /// A notification about a key, without its numbers.
+    fn of_key(&self, policy: &Policy, key: &str, keys_shown: KeysShown) -> Event {
         Event {
             seq: 0,
-            at: one.ended,
+            at: Timestamp::EPOCH,
             policy: policy.name().to_owned(),
-            attributes: self.attributes(policy, one.key, keys_shown),
-            key: self.redactor.show(one.key, keys_shown).into_owned(),
-            limit: one.limit,
-            window_ms: millis_ceil(one.ended - begins),
+            key: self.redactor.show(key, keys_shown).into_owned(),
+            attributes: self.attributes(policy, key, keys_shown),
+            limit: 0,
+            window_ms: 0,
             algorithm: policy.quota().algorithm().name(),
-            used: one.used,
+            used: Amount::default(),
             held: Amount::default(),
             cost: Amount::default(),
             retry_after_ms: None,
-            reason: CLOSED,
+            reason: THRESHOLD,
             threshold: None,
-            period: Some(Box::new(period)),
+            period: None,
             until: None,
             block: None,
-            store_failure: None,
             source: DecisionSource::Store.name(),
+            store_failure: None,
             mode: if policy.options().enforced { "enforce" } else { "shadow" },
             protocol: "none",
             verdict: NOTIFY,
             keys_shown,
-            raw: raw(one.key),
+            raw: raw(key),
         }
     }
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slidegate::shares::Queues;
-use slidegate::{Algorithm, Amount, Calendar, Policy, PolicyDecision, clock::Timestamp};
+use slidegate::{Algorithm, Amount, PolicyDecision, clock::Timestamp};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::webhook::Webhook;
@@ -48,18 +48,6 @@ pub(crate) struct Crossing {
     pub(crate) protocol: Protocol,
     /// How long the same crossing is not reported again.
     pub(crate) quiet: Duration,
-}
-
-/// The total of a key in a calendar window that has ended.
-#[derive(Debug)]
-pub(crate) struct ClosedPeriod<'a> {
-    pub(crate) policy: &'a Policy,
-    /// The unredacted key, or the store's hash of it.
-    pub(crate) key: &'a str,
-    pub(crate) calendar: Calendar,
-    pub(crate) ended: Timestamp,
-    pub(crate) limit: u64,
-    pub(crate) used: Amount,
 }
 
 /// Why a notification is dropped.

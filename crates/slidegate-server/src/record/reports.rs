@@ -3,8 +3,9 @@
 
 use slidegate::Policy;
 
-use super::events::{Event, Expired};
-use super::notifications::{ClosedPeriod, Crossing};
+use super::event_parts::{ClosedPeriod, Expired};
+use super::events::Event;
+use super::notifications::Crossing;
 use super::observer::Observer;
 use super::per_thread::thread;
 use super::policy_counters::HoldOutcome;
