@@ -270,6 +270,8 @@ mod tests {
         assert_eq!(policy("quota: 10/s").options().notify.as_ref(), [0u8; 0]);
         assert_eq!(policy("quota: 10/s, notify: [100%, 80%]").options().notify.as_ref(), [80, 100]);
         assert_eq!(policy("quota: 10/s, notify: 5%").options().notify.as_ref(), [5]);
+        let both = policy("quota: 10/month, notify: [closed, 80%]");
+        assert_eq!((both.options().notify.as_ref(), both.options().notify_closed), (&[80][..], true));
     }
 
     /// Client libraries wait by the fields of a unit.

@@ -135,9 +135,10 @@ impl Fleet {
         self.redis.clock().set(self.border_us + after_us);
     }
 
-    /// From the border to the next one.
-    fn month_us(&self) -> i64 {
-        i64::try_from(berlin().period(self.border.cast_unsigned()).end).unwrap() - self.border
+    /// From the border to one so many months later.
+    fn months_us(&self, months: usize) -> i64 {
+        let next = |border: i64, _| i64::try_from(berlin().period(border.cast_unsigned()).end).unwrap();
+        (0..months).fold(self.border, next) - self.border
     }
 
     fn charge(&self, at: usize, user: &str, cost: u64) {
@@ -195,7 +196,7 @@ fn a_thousand_totals_arrive_once_though_an_instance_is_killed_among_them() {
 
     // The next month: only what was used in it.
     fleet.instances.push(fleet.instance());
-    fleet.at(fleet.month_us() + 60 * SECOND_US);
+    fleet.at(fleet.months_us(1) + 60 * SECOND_US);
     until_true("its totals arrive", || fleet.receiver.count() == 100);
     assert_eq!(fleet.receiver.take(), (0..100).map(|user| (format!("user-{user}"), 500)).collect());
 }
@@ -223,7 +224,7 @@ fn a_receiver_that_was_away_gets_all_and_an_emptied_store_reports_nothing() {
 
     fleet.charge(1, "alice", 5);
     fleet.redis.admin(&["FLUSHALL"]);
-    fleet.at(fleet.month_us() + 60 * SECOND_US);
+    fleet.at(fleet.months_us(1) + 60 * SECOND_US);
     fleet.charge(0, "bob", 5);
     // The claim of an instance that has looked at all keys lasts longest.
     until_true("the next month was looked at", || {
@@ -232,4 +233,12 @@ fn a_receiver_that_was_away_gets_all_and_an_emptied_store_reports_nothing() {
         claims.split_whitespace().any(|claim| lives_ms(claim) > 86_400_000)
     });
     assert_eq!(fleet.receiver.count(), 0);
+
+    // A receiver that is away for good is not waited for any longer than a week.
+    fleet.charge(0, "bob", 5);
+    fleet.receiver.status.store(503, Ordering::Relaxed);
+    fleet.at(fleet.months_us(2) + 7 * DAY_US - 120 * SECOND_US);
+    let dropped = "slidegate_notifications_dropped_total{reason=\"undelivered\"}";
+    let dropped = || fleet.instances.iter().map(|server| server.count(dropped)).sum::<u64>();
+    until_true("it is counted", || dropped() == 1);
 }
