@@ -20,7 +20,7 @@ use crate::overrides::{Overrides, OwnQuota, Unlimited};
 use crate::quota::QuotaSpec;
 use crate::values::{ATTRIBUTE, NAME, Parsed, SPAN, Text, TimeZone, Window};
 pub use build::Added;
-use values::{ExcessChoice, OnMissingValue, OnStoreErrorChoice, Percent, UnsettledValue};
+use values::{ExcessChoice, Notice, OnMissingValue, OnStoreErrorChoice, UnsettledValue};
 pub use values::{KeysShown, Mode};
 
 /// The forms of the texts in a policy, for the [`Schema`] of a file.
@@ -35,7 +35,7 @@ pub const POLICY_FORMS: [Form; 15] = [
     Unit::FORM,
     Amount::FORM,
     TimeZone::FORM,
-    Percent::FORM,
+    Notice::FORM,
     Denials::FORM,
     Fold::FORM,
     OwnQuota::FORM,
@@ -122,9 +122,10 @@ pub(crate) struct PolicySpec {
     /// no name may end in `.candidate`.
     candidate: Option<Candidate>,
     /// Shares of the limit, one or at most 8. A key that reaches one is [reported](observability.md#notifications),
-    /// at most once per window.
+    /// at most once per window. With `closed`, each key's total is [reported](observability.md#closed-periods) when
+    /// its calendar window ends; only with a `redis` store.
     #[schemars(extend("uniqueItems" = true, "maxItems" = 8))]
-    notify: Option<List<Parsed<Percent>>>,
+    notify: Option<List<Parsed<Notice>>>,
     /// [Blocks](escalation.md) of keys that are denied again and again. Not with `mode: shadow`,
     /// not without a `scope`, and not in programs that embed the library.
     escalate: Option<EscalateSpec>,
@@ -269,6 +270,8 @@ mod tests {
         assert_eq!(policy("quota: 10/s").options().notify.as_ref(), [0u8; 0]);
         assert_eq!(policy("quota: 10/s, notify: [100%, 80%]").options().notify.as_ref(), [80, 100]);
         assert_eq!(policy("quota: 10/s, notify: 5%").options().notify.as_ref(), [5]);
+        let both = policy("quota: 10/month, notify: [closed, 80%]");
+        assert_eq!((both.options().notify.as_ref(), both.options().notify_closed), (&[80][..], true));
     }
 
     /// Client libraries wait by the fields of a unit.

@@ -9,9 +9,13 @@ local window, capacity, head = struct.unpack('<I6I7I3', packed)
 local first, second, third, fourth
 -- Maximum time from a stored end to the same border under other time zone data.
 local slack = 0
+-- How long the total of an ended window is kept; nil if it is not. `keeps_totals_us` in `src/quota/stored.rs`.
+local keeps
 if window >= 140737488355328 then
   first, second, third, fourth = struct.unpack('<I7I7I7I7', packed, 17)
-  slack = math.min(math.floor((third - second) / 2), 86400000000)
+  local half = math.floor((third - second) / 2)
+  slack = math.min(half, 86400000000)
+  if window >= 211106232532992 then keeps = math.min(half, 604800000000) end
 end
 
 --[settle]
@@ -19,6 +23,8 @@ end
 local tag, stop, used, settled, moved, wrong = 17, 0, 0, now, false, nil
 -- The end that the stored value's TTL was set for.
 local expires = 0
+-- The end and the total of a window that has ended; 0 if it was acknowledged. See `closed.lua`.
+local ended, total = 0, 0
 local raw = call('GET', key)
 local counted = window
 if raw then
@@ -29,9 +35,10 @@ if raw then
     if found ~= head or head == 0 then
       --@counted
     end
-  elseif #raw == 21 then
+  elseif #raw == 21 or #raw == 35 then
     found, counted, stop, used = struct.unpack('<BI6I7I7', raw)
     found = found == tag
+    if #raw == 35 and counted == window then ended, total = struct.unpack('<I7I7', raw, 22) end
   end
   if not found then
     counted, stop, used = window, 0, 0
@@ -64,6 +71,7 @@ else
 end
 if current_stop ~= stop then
   if now >= stop then
+    if used > 0 and counted == window and ended ~= stop then ended, total = stop, used end
     stop, used = current_stop, 0
   elseif stop == next_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
     settled = current_stop
@@ -94,6 +102,10 @@ local refunded = math.min(cost, used)
 used = used - refunded
 
 --[refund_kept]
+if keeps and refunded > 0 and used == 0 and total > 0 then
+  save()
+  return refunded
+end
 if not is_own and refunded > 0 and used > 0 and not moved then
   if #raw == 12 then
     call('SETRANGE', key, '7', struct.pack('<I5', used))
@@ -110,11 +122,12 @@ if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 42949672
 else
   value = struct.pack('<BI6I7I7', 17, window, stop, used)
 end
+if keeps then value = value .. struct.pack('<I7I7', ended, total) end
 if expires == stop and #value == #raw then
   -- In place, which keeps the TTL: half the cost of `SET`.
   call('SETRANGE', key, '0', value)
 else
-  call('SET', key, value, 'PX', math.ceil((stop - now + slack) / 1000) + 5000)
+  call('SET', key, value, 'PX', math.ceil((stop - now + slack + (keeps or 0)) / 1000) + 5000)
 end
 
 --[still]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 pub(super) mod claim;
+pub(super) mod closed;
 pub(super) mod control_document;
 pub(super) mod examine;
 pub(super) mod inspect;

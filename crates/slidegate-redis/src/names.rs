@@ -84,11 +84,14 @@ impl Names {
 
     /// The text of the key of a policy with this name. `None` if the name has a hash instead.
     pub(crate) fn text(policy: &str, name: &[u8]) -> Option<String> {
+        Self::shown(policy, name).map(|(id, _)| id).filter(|id| !id.starts_with('#'))
+    }
+
+    /// The [text](Self::text), or `#` and the hash, and whether usage is in millionths.
+    pub(crate) fn shown(policy: &str, name: &[u8]) -> Option<(String, bool)> {
         let id = Self::untagged(name).strip_prefix(policy.as_bytes())?.strip_prefix(b":")?;
-        let id = std::str::from_utf8(id.strip_prefix(&[MILLIONTHS]).unwrap_or(id)).ok()?;
-        if id.starts_with('#') {
-            return None;
-        }
+        let without_mark = id.strip_prefix(&[MILLIONTHS]);
+        let id = std::str::from_utf8(without_mark.unwrap_or(id)).ok()?;
         let values = id.split(',').map(|value| match value.strip_prefix('@') {
             Some(ip) => match u128::from_str_radix(ip, 16).ok().filter(|_| ip.len() == 32) {
                 Some(bits) => Ipv6Addr::from_bits(bits).to_string(),
@@ -96,7 +99,7 @@ impl Names {
             },
             None => value.to_owned(),
         });
-        Some(values.collect::<Vec<_>>().join(","))
+        Some((values.collect::<Vec<_>>().join(","), without_mark.is_some()))
     }
 
     /// The name of the usage of a key while it has holds, in the slot of the key.

@@ -16,6 +16,8 @@ use self::assemble::{Assembled, RATES, code};
 
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../lua/control_document.lua");
+/// The script that acknowledges totals of ended windows.
+const CLOSED: &str = include_str!("../lua/closed.lua");
 /// The script that counts instances.
 const INSTANCES: &str = include_str!("../lua/instances.lua");
 /// The script that reads the records of instances.
@@ -42,9 +44,11 @@ pub(crate) struct Scripts {
     pub(crate) change_holds: Script,
     /// Replaces the control document.
     pub(crate) control_document: Script,
+    /// Acknowledges totals of ended windows.
+    pub(crate) closed: Script,
     /// Counts instances.
     pub(crate) instances: Script,
-    /// Reads the records of instances.
+    /// Reads the first bytes of values: of the records of instances, and of keys.
     pub(crate) instance_records: Script,
     /// Tells which commands scripts may not call.
     pub(crate) self_test: Script,
@@ -76,6 +80,7 @@ impl Scripts {
             decide_with_holds: script(decide_with_holds),
             change_holds: script(change_holds),
             control_document: script(code(CONTROL_DOCUMENT)),
+            closed: script(code(CLOSED)),
             instances: script(code(INSTANCES)),
             instance_records: script(code(INSTANCE_RECORDS)),
             self_test: script(code(SELF_TEST)),
@@ -102,12 +107,13 @@ mod tests {
             scripts.iter().zip(Algorithm::ALL).map(move |(script, of)| (format!("{name} {of:?}"), script))
         });
         let Scripts { decide_all, decide_with_holds, change_holds, .. } = Scripts::of(reads_expiry);
-        let Scripts { control_document, instances, instance_records, self_test, server_time, .. } =
+        let Scripts { closed, control_document, instances, instance_records, self_test, server_time, .. } =
             Scripts::of(reads_expiry);
         let others = [
             ("decide_all", decide_all),
             ("decide_with_holds", decide_with_holds),
             ("change_holds", change_holds),
+            ("closed", closed),
             ("instances", instances),
             ("instance_records", instance_records),
             ("server_time", server_time),
@@ -141,8 +147,9 @@ mod tests {
     #[test]
     fn every_script_with_a_clock_can_read_it_by_expiry() {
         for ((name, by_time), (_, by_expiry)) in all(false).into_iter().zip(all(true)) {
-            let reads =
-                usize::from(!["control_document", "instance_records", "self_test"].contains(&name.as_str()));
+            let reads = usize::from(
+                !["closed", "control_document", "instance_records", "self_test"].contains(&name.as_str()),
+            );
             assert_eq!(by_time.matches("'TIME'").count(), reads, "{name}: {by_time}");
             assert_eq!(by_expiry.matches("'PEXPIRETIME'").count(), reads, "{name}: {by_expiry}");
             assert!(!by_expiry.contains("'TIME'"), "{name}: {by_expiry}");

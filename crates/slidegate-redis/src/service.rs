@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use redis_once::{BreakerState, Failure, ReplyBound};
 use slidegate::store::{
-    BoxFuture, ControlDocument, ControlDocumentId, InstanceRecord, LastQuota, NodeState, PolicyKeys,
-    ResetCursor, ServiceStore, StoreFailure, StoreStats,
+    BoxFuture, ClosedTotal, ClosedTotals, ControlDocument, ControlDocumentId, InstanceRecord, LastQuota,
+    NodeState, PolicyKeys, ResetCursor, ServiceStore, StoreFailure, StoreStats,
 };
 use slidegate::{Error, Key};
 
 use crate::admin::servers::ServerInfo;
-use crate::admin::{claim, control_document, instances, scan, self_test, servers};
+use crate::admin::{claim, closed, control_document, instances, scan, self_test, servers};
 use crate::calls::{Counts, EXPIRY_US};
 use crate::last_quotas;
 use crate::store::{RedisStore, store_failure};
@@ -154,6 +154,24 @@ impl ServiceStore for RedisStore {
     fn claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>> {
         let key = self.options.names.claim(what);
         Box::pin(async move { claim::claim(&self.calls, &key, duration).await.map_err(error) })
+    }
+
+    fn extend_claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<(), Error>> {
+        let key = self.options.names.claim(what);
+        Box::pin(async move { claim::extend(&self.calls, &key, duration).await.map_err(error) })
+    }
+
+    fn closed_step<'a>(
+        &'a self,
+        policy: &'a str,
+        from: Option<&'a ResetCursor>,
+        keys: u64,
+    ) -> BoxFuture<'a, Result<ClosedTotals, Error>> {
+        Box::pin(async move { closed::list(&self.calls, policy, from, keys).await.map_err(error) })
+    }
+
+    fn acknowledge_closed<'a>(&'a self, totals: &'a [ClosedTotal]) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move { closed::acknowledge(&self.calls, totals).await.map_err(error) })
     }
 
     fn control_document(

@@ -56,7 +56,7 @@ pub(crate) use preset::Preset;
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
 pub(crate) use sources::{Fingerprint, Sources, differences};
-pub(crate) use store::SharedStore;
+pub(crate) use store::{CLOSED_WITHOUT_STORE, SharedStore};
 pub(crate) use traces::Traces;
 pub(crate) use values::{address, format_bytes};
 pub(crate) use words::{Storage, counted_name, describe, describe_keys, longest_window, quota_text};

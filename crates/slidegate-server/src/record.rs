@@ -6,6 +6,7 @@ use slidegate::verb::Verb;
 
 pub(crate) mod control_state;
 pub(crate) mod escalations;
+pub(crate) mod event_parts;
 pub(crate) mod events;
 pub(crate) mod fullest;
 pub(crate) mod histogram;
@@ -24,7 +25,8 @@ pub(crate) mod traces;
 pub(crate) mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
-pub(crate) use events::{EVENTS_KEPT, Event, Expired, Filter};
+pub(crate) use event_parts::{ClosedPeriod, Expired};
+pub(crate) use events::{EVENTS_KEPT, Event, Filter};
 pub(crate) use fullest::{FullKey, fullest_first};
 pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;

@@ -441,7 +441,9 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
     fn write_refund(&self, write: Option<Write>, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
         match write {
             Some(write) => effects.push(Effect::Usage(write)),
-            None if self.used() == 0 => effects.push(Effect::NoUsage),
+            None if self.used() == 0 && !self.open.state.is_kept(&self.quota, &self.open.before) => {
+                effects.push(Effect::NoUsage);
+            }
             None => self.write_state(effects)?,
         }
         Ok(())

@@ -9,13 +9,17 @@ use slidegate::{Calendar, Quota};
 
 use crate::compact;
 use crate::quota_bytes::WireForm;
-use crate::state::{Before, Numbers, Stored, StoredAs, Unusable};
+use crate::state::{Before, Numbers, Stored, StoredAs, Total, Unusable};
 use crate::write::{Bytes, Fields, Reader, Write, number};
 
 /// Bits of the newer counter of a compact sliding window, and of the older one.
 const COUNTER_BITS: u32 = 20;
 /// Seconds that a compact value can hold: until the year 2106.
 const MOST_SECONDS: u64 = u32::MAX as u64;
+
+/// Bytes of a wide value of a fixed window, and of one that keeps a total.
+const WIDE_BYTES: usize = 21;
+const KEEPING_BYTES: usize = 35;
 
 /// A value in the compact form: its window, its end, and the five bytes of its counts.
 fn compact(own: u8, value: &[u8]) -> Option<(u64, u64, u64)> {
@@ -110,7 +114,7 @@ impl<'v> Stored<'v> for FixedWindow {
             return Some((Self::from_parts(end, used), Some(window_us)));
         }
         let mut fields = Fields(value);
-        let is_own = value.len() == 21 && fields.byte() == 0x11;
+        let is_own = matches!(value.len(), WIDE_BYTES | KEEPING_BYTES) && fields.byte() == 0x11;
         is_own.then(|| {
             let window_us = fields.next(6);
             (Self::from_parts(fields.next(7), fields.next(7)), Some(window_us))
@@ -134,6 +138,16 @@ impl<'v> Stored<'v> for FixedWindow {
         Self::align(self, quota);
     }
 
+    fn totals(&self, value: &[u8]) -> [Total; 2] {
+        let kept = value.get(WIDE_BYTES..KEEPING_BYTES).filter(|_| value.len() == KEEPING_BYTES);
+        let kept = kept.map(Fields).map(|mut fields| (fields.next(7), fields.next(7)));
+        [self.parts(), kept.unwrap_or_default()]
+    }
+
+    fn is_kept(&self, quota: &Quota, before: &Before) -> bool {
+        quota.keeps_totals_us().is_some() && kept_total(self, before).1 > 0
+    }
+
     fn refund_kept(&self, _own: &Quota, _settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
         let (_, used) = self.parts();
         let (counts_from, width) = if value.len() == compact::BYTES { (7, 5) } else { (14, 7) };
@@ -149,9 +163,34 @@ impl<'v> Stored<'v> for FixedWindow {
         let (end, used) = self.parts();
         let bytes = (used < 1 << 40).then(|| write_compact(0x21, quota, end, used)).flatten();
         let wide = || Bytes::default().with(0x11, 1).with(quota.window_code(), 6).with(end, 7).with(used, 7);
-        let ttl_ms = (end - now + quota.slack_us()).div_ceil(1000) + 5000;
-        Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
+        let mut bytes = bytes.unwrap_or_else(wide);
+        let keeps_us = quota.keeps_totals_us();
+        if keeps_us.is_some() {
+            let (ended, total) = kept_total(self, before);
+            bytes = bytes.with(ended, 7).with(total, 7);
+        }
+        let ttl_ms = (end - now + quota.slack_us() + keeps_us.unwrap_or(0)).div_ceil(1000) + 5000;
+        Ok(Some(in_place_or_whole(bytes, before, end, now / 1000 + ttl_ms)))
     }
+}
+
+/// The total that a value keeps beside this counter: of the window that ended last, if it had one that is not
+/// acknowledged.
+fn kept_total(counter: &FixedWindow, before: &Before) -> Total {
+    let [own, kept] = before.totals;
+    if counter.parts().0 > own.0 && own.1 > 0 && own.0 != kept.0 { own } else { kept }
+}
+
+/// The code of the calendar of a value that keeps totals, and its totals of windows that ended by this time in
+/// microseconds since the Unix epoch and are not acknowledged. `None` for all other values.
+#[must_use]
+pub fn closed_totals(value: &[u8], by_us: u64) -> Option<(u64, impl Iterator<Item = Total> + use<>)> {
+    let (counter, code) = FixedWindow::read(value)?;
+    let code = code.filter(|code| Calendar::code_keeps_totals(*code))?;
+    let [own, kept] = counter.totals(value);
+    let is_open = move |total: &Total| total.1 > 0 && total.0 <= by_us;
+    let own = Some(own).filter(|own| own.0 != kept.0);
+    Some((code, [Some(kept), own].into_iter().flatten().filter(is_open)))
 }
 
 impl WireForm for SlidingWindow {

@@ -64,10 +64,12 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         let length = value.map_or(0, <[u8]>::len);
         let (mut state, window_us) = found.unwrap_or_default();
         let has_same_window = window_us.is_none_or(|window_us| window_us == quota.window_code());
-        let before = Before { length, expires: state.expires(has_same_window) };
+        let (expires, mut totals) = (state.expires(has_same_window), Default::default());
         if has_same_window {
             state.align(quota);
+            totals = state.totals(value.unwrap_or_default());
         }
+        let before = Before { length, expires, totals };
         let moment = state.moment();
         let Some(window_us) = window_us.filter(|_| !has_same_window) else {
             let is_own = state.cut(quota).is_none();
@@ -247,7 +249,7 @@ mod tests {
         });
         prop_oneof![
             4 => log,
-            1 => of(0x11, 21), 1 => of(0x21, 12), 1 => of(0x12, 28), 1 => of(0x22, 12), 1 => of(0x13, 27),
+            1 => of(0x11, 21), 1 => of(0x11, 35), 1 => of(0x21, 12), 1 => of(0x12, 28), 1 => of(0x22, 12), 1 => of(0x13, 27),
             1 => proptest::collection::vec(any::<u8>(), 0..70),
         ]
     }

@@ -23,11 +23,12 @@ mod state;
 mod write;
 
 pub use call::{ChangeCall, DecideCall};
+pub use counters::closed_totals;
 pub use decide::{Decided, UnusableKey};
 pub use inspect::inspect;
 pub use key::{Checked, Requests, check, decide};
 pub use pair::{Effect, Pair, Patch, value_bytes};
 pub use quota_bytes::{WireForm, algorithm_of, letter, lettered_quota, quota_bytes, quota_of};
 pub use reply::{Item, Reply};
-pub use state::{Numbers, Unusable, tags};
+pub use state::{Numbers, Total, Unusable, tags};
 pub use write::{Bytes, Reader, Write};

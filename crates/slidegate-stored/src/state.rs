@@ -34,7 +34,12 @@ pub(super) struct Before {
     pub(super) length: usize,
     /// The moment that its expiry was computed from. See [`Stored::expires`].
     pub(super) expires: u64,
+    /// The end and the total of its window, then those of one that has ended. See [`Stored::totals`].
+    pub(super) totals: [Total; 2],
 }
+
+/// The end of a fixed window in microseconds since the epoch, and what was used in it.
+pub type Total = (u64, u64);
 
 /// A state in memory that can be stored.
 pub(super) trait StoredAs: WireForm {
@@ -70,6 +75,16 @@ pub(super) trait Stored<'v>: State {
 
     /// Corrects the state if other time zone data counted it in a window of the same calendar.
     fn align(&mut self, _quota: &Quota) {}
+
+    /// The totals in the value that this state was read from, if its algorithm keeps some.
+    fn totals(&self, _value: &[u8]) -> [Total; 2] {
+        Default::default()
+    }
+
+    /// Whether the value is stored although nothing counts.
+    fn is_kept(&self, _quota: &Quota, _before: &Before) -> bool {
+        false
+    }
 
     /// The whole content that this quota does not count, if its maximum is smaller.
     fn cut(&self, _quota: &Quota) -> Option<u64> {

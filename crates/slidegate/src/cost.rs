@@ -47,7 +47,7 @@ impl Counts {
 
     /// Whether usage is counted in millionths of a unit.
     #[must_use]
-    pub(crate) fn is_weighted(&self) -> bool {
+    pub fn is_weighted(&self) -> bool {
         matches!(self, Self::Weighted(_))
     }
 

@@ -448,12 +448,17 @@ impl Quota {
     /// most a day. 0 without a calendar.
     pub fn slack_us(&self) -> u64 {
         const DAY_US: u64 = 86_400 * SECOND_US;
+        self.half_window_us().min(DAY_US)
+    }
+
+    /// Half of a calendar's window; 0 without a calendar.
+    fn half_window_us(&self) -> u64 {
         let window_us = match self.borders {
             Borders::Multiples => 0,
             Borders::Calendar(_) => self.window_us,
             Borders::Given(_, [_, second, third, _]) => third.saturating_sub(second),
         };
-        (window_us / 2).min(DAY_US)
+        window_us / 2
     }
 
     #[inline]

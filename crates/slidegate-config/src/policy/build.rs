@@ -6,7 +6,7 @@ use lined_config::Section;
 use slidegate::network::Ipv6Prefix;
 use slidegate::{Algorithm, Amount, CostUnit, Counts, Fold, Policy, PolicySet, Quota};
 
-use super::values::{KeysShown, Mode, OnMissingValue, UnsettledValue};
+use super::values::{KeysShown, Mode, Notice, OnMissingValue, UnsettledValue};
 use super::{Anchor, Candidate, Limit, PolicySpec};
 use crate::condition;
 use crate::counts::{CountsValue, Unit};
@@ -144,7 +144,16 @@ impl Builder<'_> {
     /// Adds what a request costs, and what happens to excess and unsettled cost.
     fn with_costs(&self, policy: Policy) -> Policy {
         let Self { spec, section, .. } = self;
-        let percents = spec.notify.iter().flat_map(|list| &list.0).map(|percent| percent.0.0);
+        let notices = || spec.notify.iter().flat_map(|list| &list.0).map(|notice| notice.0);
+        let percents =
+            notices().filter_map(|one| if let Notice::Share(percent) = one { Some(percent) } else { None });
+        let is_calendar = self.quota.is_none_or(|quota| quota.calendar_window().is_some());
+        let tells_closed = notices().any(|one| one == Notice::Closed);
+        if tells_closed && !is_calendar {
+            let why = "`closed` reports the total of a calendar window when it ends, and this is none; write for example \
+                       `window: month`, or leave `closed` out";
+            section.invalid("notify", why);
+        }
         let counts = match &spec.counts {
             None if self.is_in_flight() => Counts::Requests,
             None => Counts::Cost,
@@ -155,6 +164,7 @@ impl Builder<'_> {
             .with_excess(spec.excess)
             .with_on_store_error(spec.on_store_error)
             .with_notify(percents)
+            .with_notify_closed(tells_closed && self.quota.is_some() && is_calendar)
             .with_counts(counts);
         if let Some(UnsettledValue(unsettled)) = spec.unsettled {
             policy = policy.with_unsettled(unsettled);

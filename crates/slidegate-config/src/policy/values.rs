@@ -93,16 +93,25 @@ impl Text for Fold {
     }
 }
 
-/// A share of a limit, in percent.
+/// What of a key is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Percent(pub(super) u8);
+pub(crate) enum Notice {
+    /// That it reaches this share of its limit, in percent.
+    Share(u8),
+    /// Its total when a calendar window ends.
+    Closed,
+}
 
-impl Text for Percent {
-    const FORM: Form = form_of::<Self>("percent", "1% to 100%, for example `80%`").pattern("^[0-9]{1,3}%$");
+impl Text for Notice {
+    const FORM: Form = form_of::<Self>("notice", "1% to 100%, for example `80%`, or `closed`")
+        .pattern("^([0-9]{1,3}%|closed)$");
 
     fn parse(text: &str) -> Result<Self, String> {
+        if text == "closed" {
+            return Ok(Self::Closed);
+        }
         let number = text.strip_suffix('%').filter(|digits| digits.bytes().all(|one| one.is_ascii_digit()));
         let percent = number.and_then(|digits| digits.parse().ok()).filter(|one| (1..=100).contains(one));
-        percent.map(Self).ok_or_else(String::new)
+        percent.map(Self::Share).ok_or_else(String::new)
     }
 }

@@ -1,5 +1,6 @@
 //! The same check as a script and as a command of the module.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
@@ -11,6 +12,16 @@ pub(crate) const NOW_US: u64 = 1_700_000_000_000_000;
 
 /// The largest time that a call may carry.
 pub(crate) const NEVER_LATE: &str = "9007199254740991";
+
+/// The windows of a calendar, and of one whose values keep the totals of ended windows. Both have hours.
+pub(crate) const CALENDAR: u64 = 1 << 47 | 5;
+pub(crate) const KEEPING_CALENDAR: u64 = CALENDAR | 1 << 46;
+pub(crate) const HOUR: u64 = 3_600_000_000;
+
+thread_local! {
+    /// The time of the server's clock.
+    static NOW: Cell<u64> = const { Cell::new(NOW_US) };
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
@@ -67,6 +78,11 @@ impl Quota {
         match self.algorithm {
             Algorithm::Bucket => bytes(&[(window_us, 6), (limit, 7), (burst, 7)]),
             Algorithm::InFlight => bytes(&[(window_us, 6), (limit, 7)]),
+            Algorithm::Fixed if window_us >= CALENDAR => {
+                let first = (NOW.get() - HOUR / 2) / HOUR * HOUR;
+                let borders = [0, 1, 2, 3].map(|hours| (first + hours * HOUR, 7));
+                bytes(&[&[(window_us, 6), (limit, 7), (0, 3)], borders.as_slice()].concat())
+            }
             Algorithm::Fixed => bytes(&[(window_us, 6), (limit, 7), (self.head(0x21), 3)]),
             Algorithm::Window => bytes(&[(window_us, 6), (limit, 7), (self.head(0x22), 3)]),
             Algorithm::Log => {
@@ -135,6 +151,7 @@ impl Both {
 
     /// Stops the clock at this time.
     pub(crate) fn at(&self, now_us: u64) {
+        NOW.set(now_us);
         self.server.clock().stand(now_us);
     }
 

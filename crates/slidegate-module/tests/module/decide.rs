@@ -3,7 +3,7 @@
 use slidegate_testkit::redis::Reply;
 
 use crate::SCRIPTS;
-use crate::calls::{Algorithm, Both, By, NEVER_LATE, NOW_US, Quota, bytes};
+use crate::calls::{Algorithm, Both, By, CALENDAR, HOUR, NEVER_LATE, NOW_US, Quota, bytes};
 use crate::histories::{ALGORITHMS, Random, SECOND, quota, step};
 
 /// A hold that is made or cancelled.
@@ -63,7 +63,9 @@ pub(crate) fn linger_ms(quota: &Quota) -> u64 {
         Algorithm::InFlight => 0,
         _ => 2,
     };
-    (windows.saturating_mul(quota.window_us) / 1000 + 6000).min(3_155_760_000_000)
+    // Of a calendar, the module knows no length.
+    let window_us = if quota.window_us >= CALENDAR { 366 * 24 * HOUR } else { quota.window_us };
+    (windows.saturating_mul(window_us) / 1000 + 6000).min(3_155_760_000_000)
 }
 
 /// The keys of a call under names that begin with this; those of usage; that of the first reply.

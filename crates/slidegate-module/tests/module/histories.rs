@@ -1,7 +1,7 @@
 //! Random histories: a key charged by the module, by the scripts, and by both in turn, must be
 //! the same key.
 
-use crate::calls::{Algorithm, Both, By, NOW_US, Quota};
+use crate::calls::{Algorithm, Both, By, CALENDAR, HOUR, KEEPING_CALENDAR, NOW_US, Quota};
 
 /// Numbers that look random, from a seed.
 pub(crate) struct Random(pub(crate) u64);
@@ -35,6 +35,10 @@ pub(crate) fn quota(random: &mut Random, algorithm: Algorithm) -> Quota {
         7_201 * SECOND,
         30 * 86_400 * SECOND,
     ]);
+    let window = match algorithm {
+        Algorithm::Fixed => random.one_of(&[window, window, CALENDAR, KEEPING_CALENDAR, KEEPING_CALENDAR]),
+        _ => window,
+    };
     let burst = random.one_of(&[limit, limit, limit.min(1 << 40) * 2, 1]);
     let slots = random.one_of(&[1024, 1024, 1, 4, 20]);
     Quota { burst, slots, ..Quota::new(algorithm, limit, window) }
@@ -57,6 +61,7 @@ fn requests(random: &mut Random, limit: u64) -> Vec<u64> {
 
 /// How far the clock steps.
 pub(crate) fn step(random: &mut Random, window: u64) -> i64 {
+    let window = if window >= CALENDAR { HOUR } else { window };
     let forward = [0, 1, 7, 1_000, window / 7, window / 2, window - 1, window, 2 * window];
     let back = [1, 900, 600_000, SECOND + 1, 5 * SECOND, window / 3, window + SECOND];
     match random.below(12) {
@@ -81,6 +86,14 @@ fn run(both: &mut Both, seed: u64) {
         }
         now = now.saturating_add_signed(step(&mut random, quota_now.window_us));
         both.at(now);
+        if random.below(6) == 0 {
+            // The total of the window is acknowledged, as by `closed.lua`.
+            for key in &keys {
+                let value = both.stored(key).filter(|value| value.len() == 35);
+                let told = value.map(|value| [&value[7..14], &[0; 7]].concat());
+                told.map(|told| both.call(&[b"SETRANGE", key.as_bytes(), b"21", &told]));
+            }
+        }
         let costs = requests(&mut random, quota_now.limit);
         let turn = random.one_of(&[By::Script, By::Module]);
         let said = [By::Script, By::Module, turn]

@@ -23,3 +23,10 @@ pub(crate) async fn claim(calls: &Calls, key: &[u8], duration: Duration) -> Resu
         }
     }
 }
+
+/// Sets how long a claim lasts.
+pub(crate) async fn extend(calls: &Calls, key: &[u8], duration: Duration) -> Result<(), Failure> {
+    let mut command = redis::cmd("PEXPIRE");
+    command.arg(key).arg(millis_ceil(duration).max(1));
+    calls.client.command(Some(key), &command, instant() + PATIENCE).await.map(|_| ()).map_err(explain)
+}

@@ -50,7 +50,7 @@ pub(crate) async fn list(
 }
 
 /// The names of the keys of a policy that one step of a scan finds, and the position of the next step.
-async fn find(
+pub(super) async fn find(
     calls: &Calls,
     policy: &str,
     from: Option<Place>,

@@ -106,7 +106,7 @@ fn steps_of_quotas() -> impl Strategy<Value = Vec<Step>> {
         3 => windows.prop_map(Step::Window),
         1 => (0u64..40).prop_map(Step::Limit),
         1 => (1u16..60).prop_map(Step::Slots),
-        1 => (0usize..3).prop_map(Step::Calendar),
+        1 => (0usize..4).prop_map(Step::Calendar),
     ];
     let (room, penalty) = (Step::Apply(Verb::Refund, 1), Step::Apply(Verb::Penalize, 1));
     let with_charges = move |step: Step| match &step {
@@ -154,6 +154,7 @@ async fn run(
     let policies = |quotas: &[Quota]| {
         PolicySet::new(quotas.iter().enumerate().map(|(at, quota)| {
             let policy = Policy::new(NAMES[at], *quota).unwrap().with_scope(["user"]);
+            let policy = policy.with_notify_closed(quota.keeps_totals_us().is_some());
             let excess = match (said, at) {
                 (Said::Outcome { .. }, 0) => Excess::Charge,
                 (Said::Outcome { .. }, 1) | (Said::Counted, _) => Excess::Count,
@@ -298,12 +299,14 @@ fn histories_on(
         .unwrap();
 }
 
-/// An hour that may last half an hour, a day of 23 to 25 hours, and a month from its last day on.
-fn calendars() -> [Calendar; 3] {
+/// An hour that may last half an hour, a day of 23 to 25 hours, a month from its last day on, and an hour whose totals
+/// are kept.
+fn calendars() -> [Calendar; 4] {
     [
         Calendar::hour().with_time_zone("Australia/Lord_Howe").unwrap(),
         Calendar::day().with_time_zone("Europe/Berlin").unwrap(),
         Calendar::month().with_anchor(31).unwrap(),
+        Calendar::hour().keeping_totals(true),
     ]
 }
 

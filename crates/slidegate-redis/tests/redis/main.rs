@@ -9,6 +9,7 @@ mod calendar;
 mod callers;
 mod charges_nothing;
 mod clocks;
+mod closed;
 mod cluster;
 mod deadlines;
 mod every_store;

@@ -245,6 +245,7 @@ fn background(admin: &Arc<Admin>, files: Option<ConfigWatcher>, demo: Option<Dem
     tasks.spawn(async move { reserving.watch_reservations().await });
     let notifying = Arc::clone(app);
     tasks.spawn(async move { notifying.report_crossings().await });
+    tasks.spawn(pages::closing::run(Arc::clone(app)));
     tasks.spawn(snapshots::run(Arc::clone(admin)));
     let changes = Arc::clone(admin);
     tasks.spawn(async move { changes.control.run().await });

@@ -21,7 +21,7 @@ use super::listener::ListenerKeys;
 use super::observe::Observe;
 use super::resp::{Resp, RespSection};
 use super::secret_files;
-use super::store::{StoreSection, try_out};
+use super::store::{StoreSection, refuse_closed, try_out};
 use super::values::from_str;
 use super::webhook::WebhookSection;
 use super::{Config, FileContent};
@@ -147,6 +147,8 @@ impl File {
         let (memory, shared) = self.store.build(&top.child("store"));
         if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
             try_out(shared, &policies, top);
+        } else if shared.is_none() {
+            refuse_closed(&policies, top);
         }
         let (tls, socket) = self.server.listener.build(&top.child("server"), true);
         let may_lack_units = !has_policies || outside.has_other_limits;

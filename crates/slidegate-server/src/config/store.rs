@@ -10,7 +10,7 @@ use lined_config::{Form, Node, Section};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::internal::check_policy;
-use slidegate::{MemoryStore, PolicySet, Secret};
+use slidegate::{MemoryStore, Policy, PolicySet, Secret};
 use slidegate_config::values::{Parsed, Span, Text};
 use slidegate_redis::ClientCertificate;
 
@@ -223,6 +223,25 @@ pub(super) fn certificate(
     Some(ClientCertificate::new(certificate_pem, key_pem))
 }
 
+/// Why a policy without a shared store cannot report closed periods.
+pub(crate) const CLOSED_WITHOUT_STORE: &str = "invalid notify `closed`: a memory store keeps no totals of ended windows; write for example \
+     `store: {redis: 'redis://127.0.0.1:6379'}`, or leave `closed` out";
+
+/// Reports policies that need a shared store.
+pub(super) fn refuse_closed(policies: &PolicySet, top: &Section<'_>) {
+    for policy in policies.iter().filter(|policy| policy.options().notify_closed) {
+        section_of(policy, top).report("notify", CLOSED_WITHOUT_STORE);
+    }
+}
+
+/// The section of a policy.
+fn section_of<'s>(policy: &Policy, top: &Section<'s>) -> Section<'s> {
+    let name = policy.name();
+    let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(name);
+    let node = top.elements("policies").iter().find(is_it);
+    node.map_or(top.clone(), |node| top.element(node, format!("policy `{name}`")))
+}
+
 /// Creates the store without a connection, to find invalid certificates and limits that its scripts
 /// cannot count.
 pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<'_>) {
@@ -236,10 +255,7 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
     };
     for policy in policies.iter() {
         if let Err(error) = check_policy(policy, &store) {
-            let name = policy.name();
-            let is_it = |node: &&Node| node.get("name").and_then(Node::scalar) == Some(name);
-            let node = top.elements("policies").iter().find(is_it);
-            let section = node.map_or(top.clone(), |node| top.element(node, format!("policy `{name}`")));
+            let section = section_of(policy, top);
             section.report(if section.has("limit") { "limit" } else { "quota" }, error);
         }
     }

@@ -23,6 +23,7 @@ use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
 use crate::wire::routes::Routes;
 
+pub(crate) mod closing;
 mod envoy_metrics;
 mod exposition;
 pub(crate) mod findings;

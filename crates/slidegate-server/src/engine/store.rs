@@ -18,7 +18,7 @@ use slidegate::{
 };
 
 use super::ticket_change::{TicketChange, TicketChanged};
-use crate::config::{SharedStore, Storage};
+use crate::config::{CLOSED_WITHOUT_STORE, SharedStore, Storage};
 use crate::stores::AnyStore;
 
 mod shared;
@@ -91,9 +91,12 @@ impl Store {
     /// Checks that the store supports a policy.
     ///
     /// # Errors
-    /// A limit is too large for a shared store.
-    pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
-        check_policy(policy, self.gate.store())
+    /// One line: a limit is too large for a shared store, or only a shared store can report closed periods.
+    pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), String> {
+        if policy.options().notify_closed && self.is_in_memory() {
+            return Err(format!("policy `{}`: {CLOSED_WITHOUT_STORE}", policy.name()));
+        }
+        check_policy(policy, self.gate.store()).map_err(|error| error.to_string())
     }
 
     /// Reserves the cost of requests that together count as one.

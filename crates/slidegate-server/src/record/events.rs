@@ -1,5 +1,5 @@
-//! Events: a denial, an expired reservation, a key that reached a share of its limit, or a key
-//! blocked by escalation.
+//! Events: a denial, an expired reservation, a key that reached a share of its limit, a key blocked by
+//! escalation, or a total of a closed period.
 //!
 //! Events go to a ring buffer in memory, to subscribers, and to the log. A separate thread writes
 //! the log, so a slow or stuck log never delays a decision. A library limiter limits each output
@@ -18,13 +18,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 use slidegate::{
-    Amount, Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
+    Amount, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
     clock::Timestamp,
 };
 use slidegate_config::policy::KeysShown;
 use slidegate_http::headers::millis_ceil;
 use tokio::sync::broadcast;
 
+use super::event_parts::{Blocked, ClosedPeriod, Expired, Period};
 use super::notifications::Crossing;
 use super::redaction::Redactor;
 use crate::caller::Protocol;
@@ -75,11 +76,14 @@ pub(crate) struct Event {
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
     /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`;
-    /// `expired`; `threshold`; `escalated`.
+    /// `expired`; `threshold`; `escalated`; `closed`.
     reason: &'static str,
     /// The share of the limit that was reached, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     threshold: Option<u8>,
+    /// The period of which `used` is the total.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    period: Option<Box<Period>>,
     /// When the reservation ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<String>,
@@ -106,47 +110,16 @@ pub(crate) struct Event {
 const DENY: &str = "deny";
 /// The verdict and reason of an expired reservation.
 const EXPIRED: &str = "expired";
-/// The verdict of a key that reached a share of its limit or was blocked by escalation; then the
-/// reasons.
+/// The verdict of a key that reached a share of its limit, was blocked by escalation or whose period closed; then
+/// the reasons.
 const NOTIFY: &str = "notify";
 const THRESHOLD: &str = "threshold";
 const ESCALATED: &str = "escalated";
+const CLOSED: &str = "closed";
 /// The webhook's message types for these reasons.
 const THRESHOLD_REACHED: &str = "limit.threshold_reached";
 const KEY_BLOCKED: &str = "key.blocked";
-
-/// A reservation that was not settled in time, under one policy.
-#[derive(Debug)]
-pub(crate) struct Expired {
-    pub(crate) policy: Arc<str>,
-    pub(crate) key: Arc<str>,
-    /// The protocol that made it.
-    pub(crate) protocol: Protocol,
-    /// The held cost, as stores count it.
-    pub(crate) held: u64,
-    /// The charged cost, as stores count it.
-    pub(crate) cost: u64,
-    /// When it expired, by the store's clock.
-    pub(crate) until: Timestamp,
-    pub(crate) quota: Quota,
-    pub(crate) limit: u64,
-    /// The key's usage before.
-    pub(crate) used: Amount,
-}
-
-/// A block: its end and its author.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-struct Blocked {
-    /// `null`: the block has no end.
-    until: Option<String>,
-    by: Option<Box<str>>,
-}
-
-impl From<&Block> for Blocked {
-    fn from(block: &Block) -> Self {
-        Self { until: block.ends_at().map(explanation::time), by: block.blocked_by().map(Box::from) }
-    }
-}
+const PERIOD_CLOSED: &str = "period.closed";
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
 fn is_zero(amount: &Amount) -> bool {
@@ -249,11 +222,7 @@ impl Events {
             None => (Reason::OverLimit, Some(one.decision().reset_after())),
         };
         Event {
-            seq: 0,
             at: one.decision().at(),
-            policy: policy.name().to_owned(),
-            attributes: self.attributes(policy, key, keys_shown),
-            key: self.redactor.show(key, keys_shown).into_owned(),
             limit: one.decision().limit(),
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),
@@ -262,16 +231,13 @@ impl Events {
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
-            threshold: None,
-            until: None,
             block: one.block().map(Blocked::from),
             store_failure: one.store_failure().map(ToString::to_string),
             source: one.decision().source().name(),
             mode: if denies { "enforce" } else { "shadow" },
             protocol: protocol.name(),
             verdict: DENY,
-            keys_shown,
-            raw: raw(key),
+            ..self.of_key(policy, key, keys_shown)
         }
     }
 
@@ -279,59 +245,88 @@ impl Events {
     pub(crate) fn record_expired(&self, one: &Expired, policy: &Policy, keys_shown: KeysShown) {
         let Some(rated) = self.rated(policy, &one.key) else { return };
         let event = Event {
-            seq: 0,
             at: one.until,
-            policy: policy.name().to_owned(),
-            attributes: self.attributes(policy, &one.key, keys_shown),
-            key: self.redactor.show(&one.key, keys_shown).into_owned(),
             limit: one.limit,
             window_ms: millis_ceil(one.quota.window()),
             algorithm: one.quota.algorithm().name(),
             used: one.used + policy.options().counts.amount(one.cost),
             held: policy.options().counts.amount(one.held),
             cost: policy.options().counts.amount(one.cost),
-            retry_after_ms: None,
             reason: EXPIRED,
-            threshold: None,
             until: Some(explanation::time(one.until)),
-            block: None,
-            store_failure: None,
-            source: DecisionSource::Store.name(),
-            mode: if policy.options().enforced { "enforce" } else { "shadow" },
             protocol: one.protocol.name(),
             verdict: EXPIRED,
-            keys_shown,
-            raw: raw(&one.key),
+            ..self.of_key(policy, &one.key, keys_shown)
         };
         self.publish(event, &rated);
     }
 
     pub(crate) fn of_crossing(&self, one: &Crossing, policy: &Policy, keys_shown: KeysShown) -> Event {
         Event {
-            seq: 0,
             at: one.at,
-            policy: one.policy.clone(),
-            attributes: self.attributes(policy, &one.key, keys_shown),
-            key: self.redactor.show(&one.key, keys_shown).into_owned(),
             limit: one.limit,
             window_ms: millis_ceil(one.window),
             algorithm: one.algorithm,
             used: one.used,
             held: one.held,
             cost: one.cost,
-            retry_after_ms: None,
-            reason: THRESHOLD,
             threshold: Some(one.threshold),
-            until: None,
-            block: None,
-            store_failure: None,
             source: one.source,
             mode: if one.is_enforced { "enforce" } else { "shadow" },
             protocol: one.protocol.name(),
+            ..self.of_key(policy, &one.key, keys_shown)
+        }
+    }
+
+    pub(crate) fn of_closed(&self, one: &ClosedPeriod<'_>, keys_shown: KeysShown) -> Event {
+        Event {
+            at: one.ended,
+            limit: one.limit,
+            window_ms: millis_ceil(one.ended - one.begins()),
+            used: one.used,
+            reason: CLOSED,
+            period: Some(Box::new(one.period())),
+            ..self.of_key(one.policy, one.key, keys_shown)
+        }
+    }
+
+    /// A notification about a key, without its numbers.
+    fn of_key(&self, policy: &Policy, key: &str, keys_shown: KeysShown) -> Event {
+        Event {
+            seq: 0,
+            at: Timestamp::EPOCH,
+            policy: policy.name().to_owned(),
+            key: self.redactor.show(key, keys_shown).into_owned(),
+            attributes: self.attributes(policy, key, keys_shown),
+            limit: 0,
+            window_ms: 0,
+            algorithm: policy.quota().algorithm().name(),
+            used: Amount::default(),
+            held: Amount::default(),
+            cost: Amount::default(),
+            retry_after_ms: None,
+            reason: THRESHOLD,
+            threshold: None,
+            period: None,
+            until: None,
+            block: None,
+            source: DecisionSource::Store.name(),
+            store_failure: None,
+            mode: if policy.options().enforced { "enforce" } else { "shadow" },
+            protocol: "none",
             verdict: NOTIFY,
             keys_shown,
-            raw: raw(&one.key),
+            raw: raw(key),
         }
+    }
+
+    /// Records, publishes and logs a total, within its policy's rate: all keys of a policy close at once.
+    pub(crate) fn record_closed(&self, event: Event) {
+        let rated = format!("{}:{CLOSED}", event.policy);
+        if self.rates.check(&rated).is_denied() {
+            return self.leave_out();
+        }
+        self.publish(event, &rated);
     }
 
     /// Records, publishes and logs a crossing. Its log limit is separate from that of the key's
@@ -491,7 +486,11 @@ impl Event {
     /// The id and body of the webhook message.
     pub(crate) fn message(&self) -> (String, String) {
         let id = format!("msg_{:016x}{:016x}", random(), random());
-        let kind = if self.reason == ESCALATED { KEY_BLOCKED } else { THRESHOLD_REACHED };
+        let kind = match self.reason {
+            ESCALATED => KEY_BLOCKED,
+            CLOSED => PERIOD_CLOSED,
+            _ => THRESHOLD_REACHED,
+        };
         let body = json!({ "type": kind, "timestamp": explanation::time(self.at), "data": self });
         (id, body.to_string())
     }
@@ -531,6 +530,21 @@ fn write_log(lines: &Receiver<LogLine>) {
                 protocol = event.protocol,
                 suppressed = (suppressed > 0).then_some(suppressed),
                 "expired"
+            );
+            continue;
+        }
+        if let Some(period) = &event.period {
+            tracing::info!(
+                target: "slidegate::notifications",
+                policy = event.policy,
+                key = event.key,
+                begins = period.begins,
+                ends = period.ends,
+                limit = event.limit,
+                used = %event.used,
+                mode = event.mode,
+                suppressed = (suppressed > 0).then_some(suppressed),
+                "period closed"
             );
             continue;
         }

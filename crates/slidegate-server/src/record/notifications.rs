@@ -57,15 +57,18 @@ pub(crate) enum Drop {
     QueueFull,
     /// The shared store did not say which instance was first.
     StoreUnavailable,
+    /// No receiver took a total for as long as it is kept.
+    Undelivered,
 }
 
 impl Drop {
-    pub(crate) const ALL: [Self; 2] = [Self::QueueFull, Self::StoreUnavailable];
+    pub(crate) const ALL: [Self; 3] = [Self::QueueFull, Self::StoreUnavailable, Self::Undelivered];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",
             Self::StoreUnavailable => "store_unavailable",
+            Self::Undelivered => "undelivered",
         }
     }
 }

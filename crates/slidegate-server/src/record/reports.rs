@@ -3,7 +3,8 @@
 
 use slidegate::Policy;
 
-use super::events::{Event, Expired};
+use super::event_parts::{ClosedPeriod, Expired};
+use super::events::Event;
 use super::notifications::Crossing;
 use super::observer::Observer;
 use super::per_thread::thread;
@@ -21,6 +22,23 @@ impl Observer {
         self.send_to_webhook(&event);
         if self.options.events {
             self.events.record_crossing(event, crossing);
+        }
+    }
+
+    /// The event of a total.
+    pub(crate) fn closed(&self, period: &ClosedPeriod<'_>) -> Event {
+        let known = self.registry.load();
+        let keys_shown = known.by_name(period.policy.name()).map(|known| known.keys_shown);
+        self.events.of_closed(period, keys_shown.unwrap_or_default())
+    }
+
+    /// Counts a reported total. Records, publishes and logs it within its policy's rate.
+    pub(crate) fn record_closed(&self, event: Event) {
+        if let Some(known) = self.registry.load().by_name(&event.policy).filter(|_| self.options.metrics) {
+            known.record_notification(thread());
+        }
+        if self.options.events {
+            self.events.record_closed(event);
         }
     }
 

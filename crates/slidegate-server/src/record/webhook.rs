@@ -1,7 +1,8 @@
 //! The webhook: notifications are sent to a URL, signed as Standard Webhooks specifies.
 //!
 //! A dedicated thread sends them one by one, so a slow receiver delays nothing else. Messages that do not fit
-//! the queue are dropped and counted; messages that wait when the process ends are lost.
+//! the queue are dropped and counted; messages that wait when the process ends are lost. Who keeps a message until
+//! it is received [delivers](Webhook::deliver) it instead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +33,7 @@ pub(crate) struct Webhook {
     queue: SyncSender<WebhookMessage>,
     /// Policies share the queue.
     queued: Bound<String>,
-    counts: Arc<WebhookCounts>,
+    sending: Arc<Sending>,
 }
 
 /// Counters since the start.
@@ -56,12 +57,13 @@ struct WebhookMessage {
     _place: Option<Share<String>>,
 }
 
-/// State of the sending thread.
+/// What sending takes.
+#[derive(Debug)]
 struct Sending {
     agent: ureq::Agent,
     url: String,
     key: Secret<Vec<u8>>,
-    counts: Arc<WebhookCounts>,
+    counts: WebhookCounts,
     log_limit: LogLimit,
 }
 
@@ -71,31 +73,39 @@ impl Webhook {
     pub(crate) fn start(url: &str, key: Secret<Vec<u8>>) -> Result<Self, String> {
         let agent = http_client::agent(url, TIMEOUT, None).map_err(|error| format!("webhook: {error}"))?;
         let (queue, messages) = sync_channel(QUEUE);
-        let counts = Arc::new(WebhookCounts::default());
-        let sending = Sending {
-            agent,
-            url: url.to_owned(),
-            key,
-            counts: Arc::clone(&counts),
-            log_limit: LogLimit::every(REPORT_EVERY),
-        };
+        let (url, counts) = (url.to_owned(), WebhookCounts::default());
+        let sending = Arc::new(Sending { agent, url, key, counts, log_limit: LogLimit::every(REPORT_EVERY) });
+        let running = Arc::clone(&sending);
         let thread = std::thread::Builder::new().name("webhook".to_owned());
         thread
-            .spawn(move || sending.run(&messages))
+            .spawn(move || running.run(&messages))
             .map_err(|error| format!("webhook: cannot start a thread: {error}"))?;
-        Ok(Self { queue, queued: Bound::new(QUEUE), counts })
+        Ok(Self { queue, queued: Bound::new(QUEUE), sending })
     }
 
     /// Queues a message about a policy: its id and body.
     pub(crate) fn send(&self, policy: &String, (id, body): (String, String)) {
         let place = self.queued.take(policy);
         if place.is_none() || self.queue.try_send(WebhookMessage { id, body, _place: place }).is_err() {
-            self.counts.dropped.fetch_add(1, Relaxed);
+            self.sending.counts.dropped.fetch_add(1, Relaxed);
         }
     }
 
+    /// Sends a body once, from this thread, and returns whether it was received. The message's id is that of every
+    /// message about `what`, from all instances with this secret.
+    pub(crate) fn deliver(&self, what: &[u8], body: String) -> bool {
+        let sending = &self.sending;
+        let hash = hmac::sign(&hmac::Key::new(HMAC_SHA256, sending.key.expose()), what);
+        let hash: String = hash.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let message = WebhookMessage { id: format!("msg_{hash}"), body, _place: None };
+        let failure = sending.attempt(&message).err();
+        let count = if failure.is_some() { &sending.counts.retries } else { &sending.counts.sent };
+        count.fetch_add(1, Relaxed);
+        failure.as_ref().inspect(|failure| sending.warn(failure, "the message is sent again")).is_none()
+    }
+
     pub(crate) fn counts(&self) -> &WebhookCounts {
-        &self.counts
+        &self.sending.counts
     }
 }
 
@@ -115,10 +125,14 @@ impl Sending {
                 continue;
             };
             self.counts.failed.fetch_add(1, Relaxed);
-            if self.log_limit.admit_key(b"").is_some() {
-                let receiver = http_client::origin(&self.url);
-                tracing::warn!(receiver, failure, "the webhook failed; the notification is given up");
-            }
+            self.warn(&failure, "the notification is given up");
+        }
+    }
+
+    fn warn(&self, failure: &str, outcome: &str) {
+        if self.log_limit.admit_key(b"").is_some() {
+            let receiver = http_client::origin(&self.url);
+            tracing::warn!(receiver, failure, "the webhook failed; {outcome}");
         }
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod audit;
+mod closing;
 mod control;
 mod doctor;
 mod escalation;

@@ -44,6 +44,14 @@ impl Policy {
         self
     }
 
+    /// Sets whether a shared store keeps the total of each key when its [calendar](crate::Calendar) window ends,
+    /// until it is [reported](crate::store::ServiceStore::closed_step). Default: false.
+    #[must_use]
+    pub fn with_notify_closed(mut self, is_reported: bool) -> Self {
+        self.options.notify_closed = is_reported;
+        self
+    }
+
     /// Sets what happens if a shared store does not reply in time. The memory store always does.
     #[must_use]
     pub fn with_on_store_error(mut self, then: OnStoreError) -> Self {

@@ -45,6 +45,8 @@ pub struct PolicyOptions {
     pub unsettled: Unsettled,
     /// The shares of a key's limit, in percent, whose crossing is reported, in ascending order.
     pub notify: Box<[u8]>,
+    /// Whether the total of each key is reported when its calendar window ends.
+    pub notify_closed: bool,
     pub(super) overrides: Vec<Override>,
     pub(super) blocks: Vec<(Vec<OwnedValue>, Block)>,
 }
@@ -67,6 +69,7 @@ impl Default for PolicyOptions {
             learns_estimate: false,
             unsettled: Unsettled::default(),
             notify: Box::default(),
+            notify_closed: false,
             overrides: Vec::new(),
             blocks: Vec::new(),
         }

@@ -13,7 +13,7 @@ use crate::block::Block;
 use crate::charge::{MetQuota, OnMissing};
 use crate::error::Error;
 use crate::key::{Key, TicketKeyBytes};
-use crate::quota::Quota;
+use crate::quota::{Calendar, Quota};
 use crate::request::{OwnedValue, Request};
 
 /// A policy with the look-ups that decisions need.
@@ -34,8 +34,16 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    pub(super) fn new(policy: Policy) -> Result<Self, Error> {
+    pub(super) fn new(mut policy: Policy) -> Result<Self, Error> {
+        let keeps_totals = policy.options.notify_closed;
+        policy = policy.map_quotas(|quota| quota.keeping_totals(keeps_totals));
         let name = policy.name();
+        if keeps_totals && policy.quotas().any(|quota| quota.keeps_totals_us().is_none()) {
+            return Err(Error::policy(format!(
+                "policy `{name}`: invalid notify `closed`: only calendar windows are closed; give it and its overrides windows \
+                 such as `month`, or leave `closed` out"
+            )));
+        }
         let fits = |what: &str, values: usize| {
             if values == policy.keys.scope.len() {
                 return Ok(());
@@ -186,6 +194,11 @@ impl Rule {
     /// The quota of a ticket's key now. Like [`quota_met`](Self::quota_met), but the requests are
     /// no longer known: if their tier's quota changed since, the largest tier is the bound.
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
+        // A ticket names a calendar by its text.
+        self.bounded_quota(own, met).keeping_totals(self.policy.options.notify_closed)
+    }
+
+    fn bounded_quota(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         let of_networks =
             || self.policy.options.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
         let has_plans = self.has_plans() || of_networks().next().is_some();
@@ -233,6 +246,12 @@ impl Rule {
         let anchored = self.anchored.get(quota).zip(day);
         anchored.and_then(|(by_day, day)| by_day.get(usize::from(day))).unwrap_or(quota)
     }
+
+    /// The calendars of its quotas. May contain duplicates.
+    pub(super) fn calendars(&self) -> impl Iterator<Item = Calendar> {
+        let all = self.policy.quotas().chain(self.anchored.values().flatten());
+        all.filter_map(Quota::calendar_window)
+    }
 }
 
 /// Configuration of one key.
@@ -262,7 +281,43 @@ pub(super) fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {
     calendar.anchor()?;
     let from = |day: usize| {
         let from = u8::try_from(day + 1).ok().and_then(|day| calendar.with_anchor(day).ok());
-        from.map_or(*quota, |from| Quota::calendar(quota.limit(), from))
+        let from = from.map_or(*quota, |from| Quota::calendar(quota.limit(), from));
+        from.keeping_totals(quota.keeps_totals_us().is_some())
     };
     Some(std::array::from_fn(from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PolicySet;
+
+    /// A bill must have every customer, whatever their plan and billing day, also after a change at run time.
+    #[test]
+    fn all_windows_of_a_policy_keep_totals_or_none_does() {
+        let monthly = |limit| Quota::calendar(limit, Calendar::month());
+        let mut policy = Policy::new("p", monthly(1))
+            .unwrap()
+            .with_scope(["user"])
+            .with_tiers("plan", [("pro".to_owned(), monthly(2))])
+            .with_override(["vip"], monthly(3))
+            .with_anchor_attribute("day");
+        for keeps in [true, false, true] {
+            let set = PolicySet::new([policy.with_notify_closed(keeps)]).unwrap();
+            policy = set.by_name("p").unwrap().clone();
+            assert_eq!(
+                policy.quotas().map(|quota| quota.keeps_totals_us().is_some()).collect::<Vec<_>>(),
+                [keeps; 3]
+            );
+            let calendars: Vec<_> = set.calendars_of("p").collect();
+            assert_eq!(calendars.len(), 3 + 3 * 31);
+            assert!(calendars.iter().all(|one| Calendar::code_keeps_totals(one.code()) == keeps));
+            assert!(calendars.contains(&Calendar::month()), "it is the same calendar");
+        }
+        let error = PolicySet::new([policy.with_quota(Quota::per_day(1))]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("policy `p`: invalid notify `closed`: only calendar windows are closed;"),
+            "{error}"
+        );
+    }
 }

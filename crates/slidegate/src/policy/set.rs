@@ -14,7 +14,7 @@ use crate::charge::{MetQuota, OnMissing};
 use crate::cost::{Cost, Counts};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
-use crate::quota::{ChangedPolicy, Quota};
+use crate::quota::{Calendar, ChangedPolicy, Quota};
 use crate::request::Request;
 
 /// A validated list of policies with distinct names.
@@ -298,6 +298,13 @@ impl PolicySet {
     /// The quota of a ticket's key now; `met` is the quota at the time of the reservation.
     pub(crate) fn quota_now(&self, at: usize, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         self.rules[at].counted().quota_now(own, met)
+    }
+
+    /// The calendars that the keys of a policy may count by: those of its quotas, from each day of the month if
+    /// an attribute sets it. May contain duplicates.
+    pub fn calendars_of(&self, policy: &str) -> impl Iterator<Item = Calendar> {
+        let rule = self.places.get(policy).map(|at| &self.rules[*at]);
+        rule.into_iter().flat_map(Rule::calendars)
     }
 
     /// The policies as stores get them, with their numbers, and the quotas of keys with an override.

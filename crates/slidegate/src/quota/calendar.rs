@@ -43,6 +43,8 @@ struct Rules {
     number: usize,
     /// Its name in values of shared stores: 2^47 plus a hash of its text.
     code: u64,
+    /// The same calendar, whose values keep the totals of ended windows; `None` if this is the one.
+    keeping: Option<&'static Self>,
 }
 
 /// The fields that make calendars equal.
@@ -103,6 +105,8 @@ const LAST_US: u64 = 221_845_392_000_000_000;
 impl Calendar {
     /// Codes are above the length of every window in microseconds.
     pub const LEAST_CODE: u64 = 1 << 47;
+    /// The bit of codes whose values [keep totals](Self::keeping_totals).
+    const KEEPS_TOTALS: u64 = 1 << 46;
 
     /// From one full hour to the next.
     #[must_use]
@@ -153,9 +157,33 @@ impl Calendar {
         let number = all.len();
         let rules = all.entry(spec).or_insert_with_key(|spec| {
             let code = Self::LEAST_CODE | u64::from(crc32fast::hash(spec.to_string().as_bytes()));
-            Box::leak(Box::new(Rules { spec: spec.clone(), zone: zone(), number, code }))
+            let leaked = |zone, code, keeping| {
+                let rules = Rules { spec: spec.clone(), zone, number, code, keeping };
+                &*Box::leak(Box::new(rules))
+            };
+            let zone = zone();
+            let keeping = leaked(zone.clone(), code | Self::KEEPS_TOTALS, None);
+            leaked(zone, code, Some(keeping))
         });
         Self(rules)
+    }
+
+    /// An equal calendar, by whose [code](Self::code) values of shared stores keep the total of a window that
+    /// has ended, or do not.
+    #[must_use]
+    pub fn keeping_totals(self, keeps: bool) -> Self {
+        let Rules { spec, zone, keeping, .. } = self.0;
+        match keeping {
+            Some(keeping) if keeps => Self(keeping),
+            None if !keeps => Self::known(spec.clone(), || zone.clone()),
+            _ => self,
+        }
+    }
+
+    /// Whether this is the code of a calendar whose values [keep totals](Self::keeping_totals).
+    #[must_use]
+    pub fn code_keeps_totals(code: u64) -> bool {
+        code & (Self::LEAST_CODE | Self::KEEPS_TOTALS) == Self::LEAST_CODE | Self::KEEPS_TOTALS
     }
 
     /// Sets a time zone of the IANA database, such as `Europe/Berlin`. Default: UTC.

@@ -1,6 +1,7 @@
 //! Quotas as shared stores know them: by the numbers that a call or a stored value carries.
 
 use super::{Borders, Calendar, Quota, QuotaFields, Setting};
+use crate::time::SECOND_US;
 
 impl Quota {
     /// A fixed window by another process's calendar, with its code.
@@ -51,6 +52,22 @@ impl Quota {
             Setting::Calendar | Setting::Lease => self,
             _ => QuotaFields { window_us: fields.window_us + us, ..fields }.quota().unwrap_or(self),
         }
+    }
+
+    /// The same quota. If it has a calendar, its values in shared stores [keep](Calendar::keeping_totals) the
+    /// totals of ended windows, or do not.
+    #[must_use]
+    pub fn keeping_totals(self, keeps: bool) -> Self {
+        let Borders::Calendar(calendar) = self.borders else { return self };
+        Self { borders: Borders::Calendar(calendar.keeping_totals(keeps)), ..self }
+    }
+
+    /// How long a shared store keeps the total of an ended window for: half a window, at most a week. `None`
+    /// if it keeps none.
+    #[must_use]
+    pub fn keeps_totals_us(&self) -> Option<u64> {
+        const WEEK_US: u64 = 7 * 86_400 * SECOND_US;
+        Calendar::code_keeps_totals(self.window_code()).then(|| self.half_window_us().min(WEEK_US))
     }
 
     /// The quota as sent to a shared store: a calendar by its borders around `now`, from which the

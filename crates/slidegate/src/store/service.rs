@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::policy::LastQuota;
 use crate::policy_reset::{PolicyKeys, ResetCursor};
 use crate::store::failure::StoreFailure;
+use crate::time::Timestamp;
 
 /// A future of a [`ServiceStore`].
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -119,6 +120,41 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
     /// If the store did not reply; it may or may not be claimed.
     fn claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>>;
 
+    /// Sets how long a claim of this instance lasts from now on. By default an error.
+    ///
+    /// # Errors
+    /// If the store cannot, or did not reply.
+    fn extend_claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<(), Error>> {
+        let _ = (what, duration);
+        Box::pin(ready(Err(Error::store("this store does not extend claims"))))
+    }
+
+    /// One step of listing the totals of a policy's keys in windows that have ended, which examines about
+    /// `keys` keys. The policy must [ask for them](crate::Policy::with_notify_closed). A total is listed until it
+    /// is [acknowledged](Self::acknowledge_closed), for half a window after its end, at most a week. By default
+    /// an error.
+    ///
+    /// # Errors
+    /// If the store cannot, or did not reply.
+    fn closed_step<'a>(
+        &'a self,
+        policy: &'a str,
+        from: Option<&'a ResetCursor>,
+        keys: u64,
+    ) -> BoxFuture<'a, Result<ClosedTotals, Error>> {
+        let _ = (policy, from, keys);
+        Box::pin(ready(Err(Error::store("this store does not keep the totals of ended windows"))))
+    }
+
+    /// Acknowledges totals, which are not listed again. Usage stays as it is. By default an error.
+    ///
+    /// # Errors
+    /// If the store cannot, or did not reply; some may be acknowledged.
+    fn acknowledge_closed<'a>(&'a self, totals: &'a [ClosedTotal]) -> BoxFuture<'a, Result<(), Error>> {
+        let _ = totals;
+        Box::pin(ready(Err(Error::store("this store does not keep the totals of ended windows"))))
+    }
+
     /// The control document, or `None` if it is still the `known` one. If there is none, its id [is
     /// absent](ControlDocumentId::is_absent) and its text is empty. Polled every two seconds, so a
     /// known document should be cheap.
@@ -153,6 +189,38 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
     fn control_document_changed(&self) -> BoxFuture<'_, ()> {
         Box::pin(pending())
     }
+}
+
+/// What one [step](ServiceStore::closed_step) found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClosedTotals {
+    /// The totals. One may be in several steps.
+    pub totals: Vec<ClosedTotal>,
+    /// Keys with holds that have ended and are not charged yet. A peek charges them; then the same step lists their
+    /// totals.
+    pub unsettled: Vec<String>,
+    /// Windows that ended by then are listed: a few seconds ago by the store's clock, so that a small correction of
+    /// it changes no total.
+    pub until: Timestamp,
+    /// Where the next step continues; `None` when the list is complete.
+    pub next: Option<ResetCursor>,
+}
+
+/// The total of a key in a calendar window that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClosedTotal {
+    /// The name of the key in the store, the same for all instances.
+    pub name: Vec<u8>,
+    /// The text of the key; `#` and a hash if the store has only that.
+    pub key: String,
+    /// Whether the store counts millionths of a unit.
+    pub in_millionths: bool,
+    /// The [code](crate::Calendar::code) of the calendar.
+    pub calendar: u64,
+    /// When the window ended.
+    pub ended: Timestamp,
+    /// What was used in it, as the store counts.
+    pub used: u64,
 }
 
 /// The published record of an instance on a store.

@@ -166,6 +166,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "engine/store",
             "caller",
             "envoy",
+            "log_limit",
             "wire/key_text",
             "listener",
             "wire/malformed",

@@ -114,7 +114,7 @@ impl ActivePolicies {
     /// One line that names the policy, the value and the fix.
     pub(crate) fn read_added(&self, name: &str, keys: &Map<String, Value>) -> Result<Added, String> {
         let added = Added::read(name, keys, &self.app.attributes.addresses)?;
-        self.app.store().can_count(&added.policy).map_err(|error| error.to_string())?;
+        self.app.store().can_count(&added.policy)?;
         Ok(added)
     }
 

@@ -152,6 +152,7 @@ impl Folded {
         let candidate = base.candidate(document, name);
         let candidate =
             candidate.map(|quota| policy.clone().with_quota(quota).with_enforced(false).with_notify([]));
+        let candidate = candidate.map(|one| one.with_notify_closed(false));
         policy = with_keys(policy, &keys, is_address, refused);
         if (terms.is_some() || !keys.is_empty()) && !is_valid(&policy, invalid) {
             keys.retain(|change| change.kind == KeyKind::Block);

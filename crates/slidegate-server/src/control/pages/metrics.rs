@@ -200,8 +200,8 @@ fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 fn notifications(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let notifications = &observer.notifications;
     let reasons = Drop::ALL.map(|why| ([("reason", why.name())], notifications.count_of(why)));
-    let help = "Notifications that were not reported: too many keys, too many waiting, or the shared store did not say \
-                which instance reports";
+    let help = "Notifications that were not reported: too many keys, too many waiting, the shared store did not say \
+                which instance reports, or no receiver took a total for as long as it is kept";
     page.counter("notifications_dropped", help, reasons)?;
     let Some(webhook) = &notifications.webhook else { return Ok(()) };
     let WebhookCounts { sent, failed, dropped, retries } = webhook.counts();

@@ -75,6 +75,14 @@ impl<'de> Deserialize<'de> for Calendar {
 }
 
 impl Calendar {
+    /// A time as RFC 3339, with the offset of the time zone then: `2026-12-01T00:00:00+01:00`.
+    #[must_use]
+    pub fn time_text(self, at: Timestamp) -> String {
+        let at = i64::try_from(at.as_micros()).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+        let at = at.unwrap_or_default();
+        at.display_with_offset(self.0.zone.to_offset(at)).to_string()
+    }
+
     /// A border for people: `1 December, 00:00 Europe/Berlin`; with the year if it is not that of `now`.
     ///
     /// ```
@@ -98,6 +106,19 @@ impl Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A bill must say which midnight it means, where clocks change.
+    #[test]
+    fn times_have_the_offset_of_their_zone_then() {
+        let berlin = Calendar::month().with_time_zone("Europe/Berlin").unwrap();
+        for (calendar, secs, expected) in [
+            (berlin, 1_782_856_800, "2026-07-01T00:00:00+02:00"),
+            (berlin, 1_796_079_600, "2026-12-01T00:00:00+01:00"),
+            (Calendar::day(), 1_796_083_200, "2026-12-01T00:00:00+00:00"),
+        ] {
+            assert_eq!(calendar.time_text(Timestamp::from_secs(secs)), expected);
+        }
+    }
 
     /// Instances, snapshots and tickets of different releases name calendars by this text.
     #[test]

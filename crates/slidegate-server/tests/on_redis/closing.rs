@@ -1,0 +1,251 @@
+//! Closed periods: what each customer used in a month is delivered once, by whichever instance lives.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use slidegate::Calendar;
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until_true};
+
+const SECOND_US: i64 = 1_000_000;
+const DAY_US: i64 = 86_400 * SECOND_US;
+
+/// A receiver that stores what it accepts: bodies by id, and how often each came.
+struct Receiver {
+    url: String,
+    received: Arc<Mutex<HashMap<String, (Value, usize)>>>,
+    /// Its status.
+    status: Arc<AtomicU16>,
+}
+
+impl Receiver {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/hooks", listener.local_addr().unwrap());
+        let (received, status) = (Arc::<Mutex<HashMap<_, _>>>::default(), Arc::new(AtomicU16::new(204)));
+        let (known, answers) = (Arc::clone(&received), Arc::clone(&status));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut reader = BufReader::new(stream.unwrap());
+                let head: Vec<_> = reader
+                    .by_ref()
+                    .lines()
+                    .map_while(Result::ok)
+                    .take_while(|line| !line.is_empty())
+                    .collect();
+                let field =
+                    |name: &str| head.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+                let (Some(length), Some(id)) = (field("content-length"), field("webhook-id")) else {
+                    continue;
+                };
+                let mut body = vec![0; length.parse().unwrap()];
+                // A sender may have been killed.
+                if reader.read_exact(&mut body).is_err() {
+                    continue;
+                }
+                let status = answers.load(Ordering::Relaxed);
+                if status < 300 {
+                    let body: Value = serde_json::from_slice(&body).unwrap();
+                    let mut known = known.lock().unwrap();
+                    let (first, times) = known.entry(id.to_owned()).or_insert_with(|| (body.clone(), 0));
+                    assert_eq!(*first, body, "one id, one message");
+                    *times += 1;
+                }
+                let answer = format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                let _ = reader.get_mut().write_all(answer.as_bytes());
+            }
+        });
+        Self { url, received, status }
+    }
+
+    fn count(&self) -> usize {
+        self.received.lock().unwrap().len()
+    }
+
+    /// Totals by key, of messages that have not been taken before.
+    fn take(&self) -> BTreeMap<String, u64> {
+        let messages = std::mem::take(&mut *self.received.lock().unwrap());
+        let count = messages.len();
+        let of = |(body, _): (Value, usize)| {
+            (body["data"]["key"].as_str().unwrap().to_owned(), body["data"]["used"].as_u64().unwrap())
+        };
+        let totals: BTreeMap<_, _> = messages.into_values().map(of).collect();
+        assert_eq!(totals.len(), count, "a key has one id");
+        totals
+    }
+}
+
+fn berlin() -> Calendar {
+    Calendar::month().with_time_zone("Europe/Berlin").unwrap()
+}
+
+/// Two instances over a Redis server whose month ends soon, on one clock.
+struct Fleet {
+    _folder: TempDir,
+    redis: RedisServer,
+    receiver: Receiver,
+    instances: Vec<Server>,
+    config: String,
+    /// From the true time to the end of the month.
+    border_us: i64,
+    border: i64,
+}
+
+impl Fleet {
+    fn start(name: &str) -> Self {
+        let (folder, receiver) = (TempDir::new(name), Receiver::start());
+        let redis = RedisServer::builder().with_clock().start();
+        let text = format!(
+            "store: {{redis: '{}', deadline: 10s}}\n\
+             webhook: {{url: '{}', secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n\
+             policies:\n\
+             \x20 - {{name: monthly, scope: [user], limit: {{by: plan, values: {{pro: 5000}}, default: 1000}}, window: month, time_zone: Europe/Berlin, notify: closed, unit: cents}}\n\
+             \x20 - {{name: daily, scope: [user], limit: 9000, window: day}}\n",
+            redis.url(),
+            receiver.url
+        );
+        let config = folder.file("slidegate.yaml", text);
+        let now = jiff::Timestamp::now().as_microsecond();
+        let border = i64::try_from(berlin().period(now.cast_unsigned()).end).unwrap();
+        let mut fleet = Self {
+            _folder: folder,
+            redis,
+            receiver,
+            instances: Vec::new(),
+            config,
+            border_us: border - now,
+            border,
+        };
+        fleet.at(-3600 * SECOND_US);
+        fleet.instances = (0..2).map(|_| fleet.instance()).collect();
+        fleet
+    }
+
+    fn instance(&self) -> Server {
+        Server::start_with(&["--config", &self.config], &self.redis.clock().variables())
+    }
+
+    /// Moves all clocks to this time after the border.
+    fn at(&self, after_us: i64) {
+        self.redis.clock().set(self.border_us + after_us);
+    }
+
+    /// From the border to one so many months later.
+    fn months_us(&self, months: usize) -> i64 {
+        let next = |border: i64, _| i64::try_from(berlin().period(border.cast_unsigned()).end).unwrap();
+        (0..months).fold(self.border, next) - self.border
+    }
+
+    fn charge(&self, at: usize, user: &str, cost: u64) {
+        let plan = if user == "alice" { "pro" } else { "free" };
+        let body = json!({ "attributes": { "user": user, "plan": plan }, "cost": cost }).to_string();
+        let checked = self.instances[at % self.instances.len()].post("/v1/check", &body);
+        assert_eq!((checked.status, &checked.json()["source"]), (200, &json!("store")), "{}", checked.body);
+    }
+}
+
+/// A bill must have each customer's month once, although an instance dies while it reports.
+#[test]
+fn a_thousand_totals_arrive_once_though_an_instance_is_killed_among_them() {
+    let mut fleet = Fleet::start("closing");
+    let mut expected = BTreeMap::new();
+    for user in 0..1000 {
+        let (name, cost) = (format!("user-{user}"), 1 + user % 7);
+        fleet.charge(0, &name, cost);
+        fleet.charge(1, &name, 2);
+        expected.insert(name, cost + 2);
+    }
+    fleet.at(SECOND_US);
+    // Some are back before anything is reported.
+    (0..100).for_each(|user| fleet.charge(user, &format!("user-{user}"), 500));
+    fleet.at(60 * SECOND_US);
+    until_true("one instance reports", || fleet.receiver.count() >= 200);
+    let sent = |server: &Server| server.count("slidegate_webhook_messages_total{outcome=\"sent\"}");
+    let reporting = fleet.instances.iter().position(|server| sent(server) > 0).unwrap();
+    fleet.instances[reporting].signal("KILL");
+    let mut killed = fleet.instances.remove(reporting);
+    killed.wait();
+    let before = fleet.receiver.count();
+    assert!((200..1000).contains(&before), "killed after {before}");
+    // The claim of the killed one ends.
+    fleet.at(100 * SECOND_US);
+    until_true("the other one reports the rest", || fleet.receiver.count() == 1000);
+    let by_other = "slidegate_notifications_total{policy=\"monthly\"}";
+    until_true("all are acknowledged", || fleet.instances[0].count(by_other) >= 1000 - before as u64);
+    let again: usize = fleet.receiver.received.lock().unwrap().values().map(|(_, times)| times - 1).sum();
+    assert!(again <= 16, "{again} were sent twice, with the same ids");
+    let one = fleet.receiver.received.lock().unwrap().values().next().unwrap().0.clone();
+    assert_eq!((&one["type"], &one["data"]["limit"]), (&json!("period.closed"), &json!(1000)), "{one}");
+    assert_eq!(
+        (&one["data"]["reason"], &one["data"]["policy"]),
+        (&json!("closed"), &json!("monthly")),
+        "{one}"
+    );
+    let text = |us: i64| berlin().time_text(slidegate::clock::Timestamp::from_micros(us.cast_unsigned()));
+    let began = i64::try_from(berlin().period(fleet.border.cast_unsigned() - 1).begin).unwrap();
+    let period = json!({ "begins": text(began), "ends": text(fleet.border), "time_zone": "Europe/Berlin", "unit": "cents", "plan": null });
+    assert_eq!(one["data"]["period"], period);
+    assert!(text(fleet.border).contains("T00:00:00+0"), "{period}");
+    assert_eq!(fleet.receiver.take(), expected);
+    let key = fleet.instances[0].get("/v1/keys/monthly/user-7").json();
+    assert_eq!(key["used"], 500, "the new month counts on: {key}");
+
+    // The next month: only what was used in it.
+    fleet.instances.push(fleet.instance());
+    fleet.at(fleet.months_us(1) + 60 * SECOND_US);
+    until_true("its totals arrive", || fleet.receiver.count() == 100);
+    assert_eq!(fleet.receiver.take(), (0..100).map(|user| (format!("user-{user}"), 500)).collect());
+}
+
+/// An evening without the receiver, or a store that lost everything, must not become wrong bills.
+#[test]
+fn a_receiver_that_was_away_gets_all_and_an_emptied_store_reports_nothing() {
+    let fleet = Fleet::start("closing-away");
+    let users = ["alice", "bob", "carol@example.com"];
+    for (user, cost) in users.iter().zip(1..) {
+        fleet.charge(0, user, cost);
+    }
+    fleet.receiver.status.store(503, Ordering::Relaxed);
+    fleet.at(60 * SECOND_US);
+    let retries =
+        || fleet.instances.iter().map(|server| server.count("slidegate_webhook_retries_total")).sum::<u64>();
+    until_true("the receiver refuses all", || retries() >= 3);
+    fleet.receiver.status.store(200, Ordering::Relaxed);
+    fleet.at(DAY_US);
+    until_true("it is asked again", || fleet.receiver.count() == 3);
+    let told: Vec<_> =
+        fleet.receiver.received.lock().unwrap().values().map(|(one, _)| one["data"].clone()).collect();
+    for (key, limit, plan) in [("alice", 5000, json!("pro")), ("bob", 1000, Value::Null)] {
+        let one = told.iter().find(|one| one["key"] == key).unwrap();
+        assert_eq!((&one["limit"], &one["period"]["plan"]), (&json!(limit), &plan), "{one}");
+    }
+    let received = fleet.receiver.take();
+    // The store has only a hash of an id that is not plain.
+    let hashed = received.iter().find(|(key, _)| key.starts_with('#')).map(|(key, used)| (key.len(), *used));
+    assert_eq!((received["alice"], received["bob"], hashed), (1, 2, Some((23, 3))), "{received:?}");
+
+    fleet.charge(1, "alice", 5);
+    fleet.redis.admin(&["FLUSHALL"]);
+    fleet.at(fleet.months_us(1) + 60 * SECOND_US);
+    fleet.charge(0, "bob", 5);
+    // The claim of an instance that has looked at all keys lasts longest.
+    until_true("the next month was looked at", || {
+        let claims = fleet.redis.admin(&["KEYS", "sg1:~claim:*"]);
+        let lives_ms = |claim: &str| fleet.redis.admin(&["PTTL", claim]).parse::<i64>().unwrap_or(0);
+        claims.split_whitespace().any(|claim| lives_ms(claim) > 86_400_000)
+    });
+    assert_eq!(fleet.receiver.count(), 0);
+
+    // A receiver that is away for good is not waited for any longer than a week.
+    fleet.charge(0, "bob", 5);
+    fleet.receiver.status.store(503, Ordering::Relaxed);
+    fleet.at(fleet.months_us(2) + 7 * DAY_US - 120 * SECOND_US);
+    let dropped = "slidegate_notifications_dropped_total{reason=\"undelivered\"}";
+    let dropped = || fleet.instances.iter().map(|server| server.count(dropped)).sum::<u64>();
+    until_true("it is counted", || dropped() == 1);
+}
