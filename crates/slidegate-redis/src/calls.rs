@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use crate::call::{Answers, CallTerms, MOST, Subjects};
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
-use crate::last_quotas::LastQuotas;
 use crate::names::Names;
 use crate::native::NativeCommand;
 use crate::reply::{Reply, Unreadable, number, read};
@@ -32,7 +31,6 @@ pub(crate) struct Calls {
     pub(super) times: ServerTimes,
     pub(super) denials: Arc<Denials>,
     pub(super) held: HeldKeys,
-    pub(super) last_quotas: LastQuotas,
     pub(super) counts: Counts,
 }
 

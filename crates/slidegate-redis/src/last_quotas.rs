@@ -36,19 +36,25 @@ pub(crate) struct LastQuotas {
 
 impl LastQuotas {
     /// Writes the quotas of charged keys that depend on the request, without waiting.
-    pub(crate) fn note(calls: &Arc<Calls>, charges: &[Charge<'_>], subjects: &Subjects, answers: &Answers) {
+    pub(crate) fn note(
+        self: &Arc<Self>,
+        calls: &Arc<Calls>,
+        charges: &[Charge<'_>],
+        subjects: &Subjects,
+        answers: &Answers,
+    ) {
         for ((charge, subject), decision) in charges.iter().zip(&subjects.0).zip(answers) {
             let is_charged = matches!(charge.verb(), Verb::Check | Verb::Penalize)
                 && decision.used.saturating_add(decision.held) > 0;
-            if charge.keeps_quota && is_charged && calls.last_quotas.is_due(&subject.name, charge.quota()) {
-                let (calls, name, quota, hold) =
-                    (Arc::clone(calls), subject.name.clone(), *charge.quota(), subject.hold);
+            if charge.keeps_quota && is_charged && self.is_due(&subject.name, charge.quota()) {
+                let (quotas, calls) = (Arc::clone(self), Arc::clone(calls));
+                let (name, quota, hold) = (subject.name.clone(), *charge.quota(), subject.hold);
                 tokio::spawn(async move {
                     if write(&calls, &name, &quota, hold).await.is_err() {
                         let hash = hash(&name);
-                        calls.last_quotas.written.set(hash).remove(hash);
+                        quotas.written.set(hash).remove(hash);
                     }
-                    calls.last_quotas.writes.fetch_sub(1, Relaxed);
+                    quotas.writes.fetch_sub(1, Relaxed);
                 });
             }
         }

@@ -59,6 +59,7 @@ pub struct RedisStore {
     pub(crate) batcher: Batcher,
     denial_rates: Arc<DenialRates>,
     pub(crate) seen: LastCounts,
+    last_quotas: Arc<LastQuotas>,
     tickets: TicketSecrets,
     pub(crate) options: RedisOptions,
 }
@@ -78,7 +79,6 @@ impl RedisStore {
             reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
             held: HeldKeys::default(),
-            last_quotas: LastQuotas::default(),
             counts: Counts::default(),
         });
         Ok(Self {
@@ -86,6 +86,7 @@ impl RedisStore {
             denial_rates: Arc::default(),
             calls,
             seen: LastCounts::default(),
+            last_quotas: Arc::default(),
             tickets: TicketSecrets::new(options.names.ticket_key()),
             options,
         })
@@ -159,7 +160,7 @@ impl SharedStore for RedisStore {
             denials.cache.insert(&subjects, cost, answers, ticket);
         }
         if let Ok(answers) = &decided {
-            LastQuotas::note(&self.calls, charges, &subjects, answers);
+            self.last_quotas.note(&self.calls, charges, &subjects, answers);
         }
         for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
             denials.cache.release(&subject.name, instant());
@@ -183,7 +184,7 @@ impl SharedStore for RedisStore {
         let (deadline, unread) = (self.calls.deadline(), LastFailure::default());
         let answers = self.calls.call(&subjects, &[cost], Some(&once), deadline, &unread).await;
         let answers = answers.map_err(undecided)?.into_iter().next().unwrap_or_default();
-        LastQuotas::note(&self.calls, charges, &subjects, &answers);
+        self.last_quotas.note(&self.calls, charges, &subjects, &answers);
         Ok(answers)
     }
 

@@ -27,7 +27,6 @@ mod set;
 mod tiers;
 mod units;
 
-pub use last_quota::LastQuota;
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
 pub use options::PolicyOptions;

@@ -15,12 +15,14 @@ use crate::time::{SECOND_US, Timestamp, exact, micros};
 mod algorithm;
 mod calendar;
 mod divisor;
+mod last_quota;
 mod stored;
 mod text;
 mod time_zones;
 
 pub use algorithm::{Algorithm, Setting};
 pub use calendar::Calendar;
+pub use last_quota::LastQuota;
 pub use text::{format_window, parse_window};
 pub use time_zones::time_zone_data;
 

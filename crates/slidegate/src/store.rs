@@ -56,8 +56,8 @@ pub use shared::{DecideError, SharedHoldStore, SharedStore};
 
 pub use crate::charge::Charge;
 pub use crate::key::TicketKeyBytes;
-pub use crate::policy::LastQuota;
 pub use crate::policy_reset::{PolicyKeys, PolicyReset, ResetCursor, ScannedKeys};
+pub use crate::quota::LastQuota;
 pub use crate::ticket::TicketSecret;
 pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};
 pub use memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::control_document::{ControlDocument, ControlDocumentId};
 use crate::error::Error;
 use crate::key::Key;
-use crate::policy::LastQuota;
 use crate::policy_reset::{PolicyKeys, ResetCursor};
+use crate::quota::LastQuota;
 use crate::store::failure::StoreFailure;
 use crate::time::Timestamp;
 

@@ -102,6 +102,7 @@ const REDIS: &Table = &[
     ("holds", &["call", "calls", "names", "native", "reply"]),
     ("ticket_secret", &["calls"]),
     ("admin", &["call", "calls", "names", "reply"]),
+    ("last_quotas", &["admin", "call", "calls", "names"]),
     (
         "store",
         &[
@@ -113,6 +114,7 @@ const REDIS: &Table = &[
             "held_keys",
             "holds",
             "invalidation",
+            "last_quotas",
             "mixed",
             "names",
             "options",
@@ -121,7 +123,7 @@ const REDIS: &Table = &[
             "ticket_secret",
         ],
     ),
-    ("service", &["admin", "calls", "store"]),
+    ("service", &["admin", "calls", "last_quotas", "store"]),
 ];
 
 /// What is written knows no call.

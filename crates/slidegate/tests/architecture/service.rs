@@ -18,6 +18,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("http_client", &[]),
     ("limits", &[]),
     ("log_limit", &[]),
+    ("audit", &["log_limit"]),
     ("wire/routes", &[]),
     ("service_manager", &["log_limit"]),
     ("shutdown", &[]),
@@ -61,6 +62,7 @@ const MODULES: &[(&str, &[&str])] = &[
         "engine",
         &[
             "access",
+            "audit",
             "caller",
             "clock",
             "config",
@@ -82,6 +84,7 @@ const MODULES: &[(&str, &[&str])] = &[
     (
         "wire/http",
         &[
+            "audit",
             "access",
             "engine",
             "engine/explanation",
@@ -113,6 +116,7 @@ const MODULES: &[(&str, &[&str])] = &[
     (
         "wire/resp",
         &[
+            "audit",
             "access",
             "access/attempts",
             "engine",
@@ -130,6 +134,7 @@ const MODULES: &[(&str, &[&str])] = &[
     (
         "control/admin",
         &[
+            "audit",
             "access",
             "caller",
             "clock",
