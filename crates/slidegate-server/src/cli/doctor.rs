@@ -149,6 +149,9 @@ async fn diagnose(
     }
     if answers {
         checks.extend(servers::examine(redis, configured).await);
+        if let Some(policy) = configured.iter().find(|policy| policy.options().notify_closed) {
+            checks.push(scan(redis, policy.name()).await);
+        }
     }
     if decides {
         checks.push(latency(&gate, deadline).await);
@@ -160,6 +163,19 @@ async fn diagnose(
     }));
     let result = checks.iter().map(|check| check.result).max().unwrap_or(Grade::Fault);
     Ok(Diagnosis { redis: redis.url(), result, checks })
+}
+
+/// Closed periods are found by scanning, which decisions do not need.
+async fn scan(redis: &RedisStore, policy: &str) -> Finding {
+    const CHECK: &str = "closed periods";
+    match redis.list_policy_step(policy, None, 1).await {
+        Ok(_) => Finding::ok(CHECK, "keys can be listed when a window ends"),
+        Err(error) => Finding::warning(
+            CHECK,
+            format!("policy `{policy}` has `notify: closed`, and its keys cannot be listed: {error}"),
+            "give the user the rights `+scan` and `+dbsize`",
+        ),
+    }
 }
 
 /// Instances with different time zone data end calendar windows at different times.

@@ -144,6 +144,12 @@ fn persistence_is_rated_by_the_longest_window() {
     }
     server.admin(&["CONFIG", "SET", "appendonly", "yes"]);
     doctor_of("limit: 5, window: month", &store).is_well();
+    // What decisions do not need, closed periods do.
+    let closed = "limit: 5, window: month, notify: closed";
+    doctor_of(closed, &store).is_well();
+    let as_user = store.replace(&server.url(), &server.url_as_user());
+    let found = "policy `per-user` has `notify: closed`, and its keys cannot be listed";
+    doctor_of(closed, &as_user).names(("closed periods", "warning"), found, "`+scan`");
 }
 
 /// One of several masters may be the broken one.
