@@ -149,15 +149,18 @@ fn instances_with_different_configs_raise_an_alarm_until_they_agree() {
     let files = ["one.yaml", "two.yaml"].map(|name| folder.file(name, config("100/1h")));
     let [one, two] = files.each_ref().map(|file| Server::start(&["--config", file]));
     let browser = Browser::start("differ");
-    watch(&browser, &one);
-    browser.until_text("#status-facts", "2 instances: ");
-    assert_eq!(browser.value("document.getElementById('alarms').hidden"), true);
-    folder.file("two.yaml", config("200/1h"));
-    two.signal("HUP");
-    browser.until_text("#alarm-SlidegateInstancesDiffer", ": 2 configs (");
-    browser.until("document.title === 'Instances differ · slidegate'");
-    folder.file("two.yaml", config("100/1h"));
-    two.signal("HUP");
-    browser.until("document.getElementById('alarms').hidden");
+    for size in WIDTHS {
+        browser.screen(size);
+        watch(&browser, &one);
+        browser.until_text("#status-facts", "2 instances: ");
+        browser.until("document.getElementById('alarms').hidden");
+        folder.file("two.yaml", config("200/1h"));
+        two.signal("HUP");
+        browser.until_text("#alarm-SlidegateInstancesDiffer", ": 2 configs (");
+        browser.until("document.title === 'Instances differ · slidegate'");
+        folder.file("two.yaml", config("100/1h"));
+        two.signal("HUP");
+        browser.until("document.getElementById('alarms').hidden");
+    }
     browser.expect_silence();
 }

@@ -38,7 +38,11 @@ fn a_token_is_asked_for_and_one_that_may_only_read_sees_no_buttons_of_changes() 
     look_up(&browser, "alice");
     until_fact(&browser, "Used", "3");
     let buttons = "[...document.querySelectorAll('.key-acts button, button.write')]";
-    browser.until(&format!("{buttons}.length > 5 && {buttons}.every((one) => one.offsetParent === null)"));
+    for size in WIDTHS {
+        browser.screen(size);
+        browser
+            .until(&format!("{buttons}.length > 5 && {buttons}.every((one) => one.offsetParent === null)"));
+    }
     assert_eq!(browser.value("[localStorage.length, document.cookie]"), json!([0, ""]));
 
     browser.click("#forget");

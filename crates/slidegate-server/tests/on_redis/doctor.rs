@@ -10,7 +10,7 @@ use slidegate_testkit::service::{Server, run, slidegate, text};
 use slidegate_testkit::{TempDir, ports};
 use tokio::time::Instant;
 
-/// The longest that the command may take on a busy machine; it bounds itself to less.
+/// The longest that the command may take on a busy machine with a server that does not answer; it bounds itself to less.
 const LONGEST: Duration = Duration::from_secs(15);
 
 /// What one run found.
@@ -19,9 +19,9 @@ struct Diagnosed {
     json: Value,
 }
 
-/// Runs the command on a Redis. The deadline is longer than a reply takes on a busy machine.
+/// Runs the command on a Redis. The deadline is longer than a reply takes on a machine under a load of 30.
 fn doctor(url: &str) -> Diagnosed {
-    doctor_with(&format!("store: {{redis: '{url}', deadline: 1s, connect_timeout: 1s}}\n"))
+    doctor_with(&format!("store: {{redis: '{url}', deadline: 10s, connect_timeout: 10s}}\n"))
 }
 
 fn doctor_with(store: &str) -> Diagnosed {
@@ -33,9 +33,7 @@ fn doctor_of(quota: &str, store: &str) -> Diagnosed {
     let folder = TempDir::new("doctor");
     let policies = format!("policies: [{{name: per-user, scope: [user], {quota}}}]\n");
     let config = folder.file("slidegate.yaml", format!("{policies}{store}"));
-    let began = Instant::now();
     let output = run(&["doctor", "--json", "--config", &config]);
-    assert!(began.elapsed() < LONGEST, "it took {:?}", began.elapsed());
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     for secret in [acl::PASSWORD, "wrong-password"] {
         assert!(!out.contains(secret) && !err.contains(secret), "{out}{err}");
@@ -122,10 +120,12 @@ fn a_healthy_server_is_exit_code_0_and_keeps_nothing() {
     // Counts from one examination to the next.
     assert_eq!(server.admin(&["KEYS", "sg1:*"]).trim(), "sg1:~canary:0");
 
-    let output = run(&["doctor", "--redis", &server.url()]);
+    let (folder, url) = (TempDir::new("doctor-text"), server.url());
+    let store = format!("store: {{redis: '{url}', deadline: 10s, connect_timeout: 10s}}\n");
+    let config = format!("policies: [{{name: per-user, scope: [user], quota: 5/1m}}]\n{store}");
+    let output = run(&["doctor", "--config", &folder.file("slidegate.yaml", config)]);
     let out = text(&output.stdout);
-    assert!(out.starts_with(&format!("{}\n  ok       reachable ", server.url())), "{out}");
-    // Within the default deadline of 50 ms only where the machine is not busy.
+    assert!(out.starts_with(&format!("{url}\n  ok       reachable ")), "{out}");
     assert!(out.contains(" latency         p50 "), "{out}");
 }
 
@@ -133,7 +133,7 @@ fn a_healthy_server_is_exit_code_0_and_keeps_nothing() {
 #[test]
 fn persistence_is_rated_by_the_longest_window() {
     let server = RedisServer::start();
-    let store = format!("store: {{redis: '{}', deadline: 1s, connect_timeout: 1s}}\n", server.url());
+    let store = format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n", server.url());
     for (quota, window) in [("quota: 5/2h", "2h"), ("limit: 5, window: month", "month")] {
         let found =
             format!("limits may be used once more; the longest window is that of `per-user`: {window}");
@@ -194,8 +194,12 @@ fn what_is_no_redis_is_named_with_its_fix() {
 
     let server = RedisServer::start();
     server.pause();
-    let paused = doctor(&server.url());
+    let waits = "deadline: 1s, connect_timeout: 1s";
+    let began = Instant::now();
+    let paused = doctor_with(&format!("store: {{redis: '{}', {waits}}}\n", server.url()));
+    let took = began.elapsed();
     server.resume();
+    assert!(took < LONGEST, "it took {took:?}");
     paused.names(("reachable", "fault"), "", "look whether the server is stopped");
 }
 
@@ -297,7 +301,7 @@ fn each_mistake_with_tls_is_named_with_its_fix() {
         .args(tls.into_iter().chain(["--tls-cert-file", &certificate, "--tls-key-file", &key]))
         .start();
     let with_authority = |url: &str| {
-        let waits = "deadline: 1s, connect_timeout: 1s";
+        let waits = "deadline: 10s, connect_timeout: 10s";
         doctor_with(&format!("store: {{redis: '{url}', ca_file: '{trusted}', {waits}}}\n"))
     };
     with_authority(&format!("rediss://127.0.0.1:{port}")).is_well();
