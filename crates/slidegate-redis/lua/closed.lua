@@ -6,7 +6,7 @@
 -- Layout: docs/redis-layout.md. Rust twin: `src/admin/closed.rs`.
 local count = #KEYS / 2
 for position = 1, count do
-  local key, told = KEYS[position], ARGV[position] + 0
+  local key, acknowledged = KEYS[position], ARGV[position] + 0
   local raw = redis.call('GETRANGE', key, '0', '34')
   if raw:byte(1) == 21 then
     key = KEYS[count + position]
@@ -14,8 +14,8 @@ for position = 1, count do
   end
   if #raw == 35 and raw:byte(1) == 17 then
     local stop, _, ended = struct.unpack('<I7I7I7', raw, 8)
-    if told == stop or told == ended then
-      redis.call('SETRANGE', key, '21', struct.pack('<I7I7', told, 0))
+    if acknowledged == stop or acknowledged == ended then
+      redis.call('SETRANGE', key, '21', struct.pack('<I7I7', acknowledged, 0))
     end
   end
 end

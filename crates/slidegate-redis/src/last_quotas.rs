@@ -44,8 +44,7 @@ impl LastQuotas {
         answers: &Answers,
     ) {
         for ((charge, subject), decision) in charges.iter().zip(&subjects.0).zip(answers) {
-            let is_charged = matches!(charge.verb(), Verb::Check | Verb::Penalize)
-                && decision.used.saturating_add(decision.held) > 0;
+            let is_charged = charge.verb() != Verb::Refund && decision.cost > 0;
             if charge.keeps_quota && is_charged && self.is_due(&subject.name, charge.quota()) {
                 let (quotas, calls) = (Arc::clone(self), Arc::clone(calls));
                 let (name, quota, hold) = (subject.name.clone(), *charge.quota(), subject.hold);
@@ -85,7 +84,7 @@ async fn write(calls: &Calls, name: &[u8], quota: &Quota, hold: Option<NewHold>)
     calls.client.command(Some(name), &command, instant() + PATIENCE).await.map(drop)
 }
 
-/// The stored quota of a key, in units of its policy. A value that is none counts as absent.
+/// The stored quota of a key, in units of its policy. An invalid value counts as absent.
 pub(crate) async fn read(calls: &Calls, names: &Names, key: &Key<'_>) -> Result<Option<LastQuota>, Failure> {
     let name = names.name(key);
     let mut command = redis::cmd("GET");

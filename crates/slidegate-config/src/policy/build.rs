@@ -150,7 +150,7 @@ impl Builder<'_> {
         let is_calendar = self.quota.is_none_or(|quota| quota.calendar_window().is_some());
         let tells_closed = notices().any(|one| one == Notice::Closed);
         if tells_closed && !is_calendar {
-            let why = "`closed` reports the total of a calendar window when it ends, and this is none; write for example \
+            let why = "`closed` reports the total of a calendar window, and this policy has no such window; write for example \
                        `window: month`, or leave `closed` out";
             section.invalid("notify", why);
         }

@@ -12,7 +12,7 @@ mod terms;
 
 pub(crate) use active::initial;
 pub(crate) use control::{Control, ControlStatus, Location};
-pub(crate) use document::{Change, Document, KeyActionDone, KeyChange, KeyKind, KeyTerms, What};
+pub(crate) use document::{ActionRecord, Change, Document, KeyChange, KeyKind, KeyTerms, What};
 pub(crate) use fold::Base;
 pub(crate) use refusal::{Cause, Refusal};
 pub(crate) use terms::{Counting, Terms};

@@ -425,12 +425,17 @@ impl HistoryReport {
         begin.into_iter().chain(self.at_ms.iter().copied()).collect()
     }
 
-    /// Allowed and denied checks of a policy in the last steps.
-    pub(crate) fn checks(&self, policy: &str, steps: usize) -> [u64; 2] {
-        [Outcome::Allow, Outcome::Deny].map(|outcome| {
-            let is_of = |one: &&DecisionSeries| one.policy == policy && one.verdict == outcome.name();
-            self.decisions.iter().filter(is_of).flat_map(|one| one.counts.iter().rev().take(steps)).sum()
-        })
+    /// Allowed and denied checks in the last steps, by policy.
+    pub(crate) fn checks(&self, steps: usize) -> HashMap<&str, [u64; 2]> {
+        let mut checks = HashMap::<_, [u64; 2]>::new();
+        for one in &self.decisions {
+            let verdicts = [Outcome::Allow, Outcome::Deny].map(Outcome::name);
+            if let Some(at) = verdicts.iter().position(|verdict| one.verdict == *verdict) {
+                let sum: u64 = one.counts.iter().rev().take(steps).sum();
+                checks.entry(one.policy.as_str()).or_default()[at] += sum;
+            }
+        }
+        checks
     }
 
     /// Adds decisions of other instances; their sources are unknown.

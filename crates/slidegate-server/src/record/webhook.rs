@@ -98,10 +98,17 @@ impl Webhook {
         let hash = hmac::sign(&hmac::Key::new(HMAC_SHA256, sending.key.expose()), what);
         let hash: String = hash.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         let message = WebhookMessage { id: format!("msg_{hash}"), body, _place: None };
-        let failure = sending.attempt(&message).err();
-        let count = if failure.is_some() { &sending.counts.retries } else { &sending.counts.sent };
-        count.fetch_add(1, Relaxed);
-        failure.as_ref().inspect(|failure| sending.warn(failure, "the message is sent again")).is_none()
+        match sending.attempt(&message) {
+            Ok(()) => {
+                sending.counts.sent.fetch_add(1, Relaxed);
+                true
+            }
+            Err(failure) => {
+                sending.counts.retries.fetch_add(1, Relaxed);
+                sending.warn(&failure, "the message is sent again");
+                false
+            }
+        }
     }
 
     pub(crate) fn counts(&self) -> &WebhookCounts {

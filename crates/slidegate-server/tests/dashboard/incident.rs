@@ -53,8 +53,8 @@ fn a_flooding_key_is_named_and_at_hand_at_every_width() {
                 format!("/has 100 % of the 39. denials of api/.test({})", text("#alarm-SlidegateFloodingKey")),
             ),
             ("and leads to it", format!("document.querySelector('#alarm-SlidegateFloodingKey a:last-of-type').hash === '#key/api/{FLOODING}'")),
-            ("what denies everything is told", says("#alarm-SlidegateManyDenials", "shut denied everything: 400 of 400")),
-            ("what limits nothing is told", says("#alarm-SlidegatePolicyLimitsNothing", "typo: all requests lack")),
+            ("what denies everything is named", says("#alarm-SlidegateManyDenials", "shut denied everything: 400 of 400")),
+            ("what limits nothing is named", says("#alarm-SlidegatePolicyLimitsNothing", "typo: all requests lack")),
             (
                 "nothing is green",
                 "getComputedStyle(document.getElementById('connection'), '::before').backgroundColor !== 'rgb(31, 111, 74)'".into(),

@@ -218,10 +218,10 @@ fn a_receiver_that_was_away_gets_all_and_an_emptied_store_reports_nothing() {
     fleet.receiver.status.store(200, Ordering::Relaxed);
     fleet.at(DAY_US);
     until_true("it is asked again", || fleet.receiver.count() == 3);
-    let told: Vec<_> =
+    let messages: Vec<_> =
         fleet.receiver.received.lock().unwrap().values().map(|(one, _)| one["data"].clone()).collect();
     for (key, limit, plan) in [("alice", 5000, json!("pro")), ("bob", 1000, Value::Null)] {
-        let one = told.iter().find(|one| one["key"] == key).unwrap();
+        let one = messages.iter().find(|one| one["key"] == key).unwrap();
         assert_eq!((&one["limit"], &one["period"]["plan"]), (&json!(limit), &plan), "{one}");
     }
     let received = fleet.receiver.take();

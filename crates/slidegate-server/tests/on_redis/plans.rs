@@ -23,7 +23,7 @@ policies:
   - {name: own, scope: [user], window: 1h, limit: {by: plan, values: {pro: 100}, default: 5}, overrides: {alice: 70}}
 ";
 
-/// `key show`, lists, refunds and penalties by the default limit tell a paying customer of 41 uses of 5.
+/// `key show`, lists, refunds and penalties by the default limit show a paying customer "41 of 5".
 #[test]
 fn a_key_is_shown_and_changed_under_its_plan() {
     let (folder, redis) = (TempDir::new("plans"), RedisServer::start());
@@ -77,6 +77,13 @@ fn a_key_is_shown_and_changed_under_its_plan() {
         for one in closest["keys"].as_array().unwrap() {
             let limit = if one["policy"] == "own" { 70 } else { 100 };
             assert_eq!(one["now"]["limit"], limit, "{one}");
+        }
+        // A denial charges nothing and leaves the plan, as does a peek.
+        for (path, status) in [("/v1/check", 429), ("/v1/peek", 200)] {
+            let body = json!({ "attributes": { "user": "alice" }, "cost": { "usd": 4 } }).to_string();
+            assert_eq!(decides.post(path, &body).status, status);
+            let found = key("log");
+            assert_eq!((&found["limit"], &found["plan"]), (&json!(100), &json!("pro")), "{path}: {found}");
         }
         // A refund does not know the plan: it leaves it. A plan that was left is forgotten.
         let body = json!({ "attributes": { "user": "alice" }, "cost": 38 }).to_string();

@@ -25,7 +25,7 @@ use crate::audit;
 use crate::caller::Protocol;
 use crate::clock::{at_text, now_ms};
 use crate::config::quota_text;
-use crate::control::changes::{Document, KeyActionDone, KeyChange, KeyKind, KeyTerms};
+use crate::control::changes::{ActionRecord, Document, KeyChange, KeyKind, KeyTerms};
 use crate::control::state::{Admin, AdminState};
 use crate::limits::MAX_COST;
 use crate::record::{self, Filter};
@@ -401,7 +401,7 @@ impl Admin {
 
     /// Adds what was done to the shared list of changes. If the store is unavailable, only the log has it.
     async fn note(&self, target: &KeyTarget, by: &Operator, action: &str, words: String) {
-        let done = KeyActionDone {
+        let done = ActionRecord {
             at_ms: 0,
             by: by.0.clone(),
             policy: target.policy.clone(),

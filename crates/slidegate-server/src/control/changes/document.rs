@@ -46,7 +46,7 @@ pub(crate) struct Document {
     pub(crate) changes: Vec<Change>,
     /// What operators did to single keys, oldest first.
     #[serde(default)]
-    pub(crate) actions: Vec<KeyActionDone>,
+    pub(crate) actions: Vec<ActionRecord>,
     /// The number of the last change.
     #[serde(default)]
     pub(super) last_id: u64,
@@ -208,9 +208,9 @@ pub(crate) struct Change {
     pub(crate) after: Option<Terms>,
 }
 
-/// What an operator did to a key. Only told: the change itself is in [`keys`](Document::keys), or in the usage.
+/// What an operator did to a key, for the list of changes. The change itself is in [`keys`](Document::keys) or in the usage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct KeyActionDone {
+pub(crate) struct ActionRecord {
     pub(crate) at_ms: u64,
     pub(crate) by: String,
     pub(crate) policy: String,
@@ -406,7 +406,7 @@ impl Document {
     }
 
     /// Adds what an operator did to a key.
-    pub(crate) fn note_action(&mut self, mut done: KeyActionDone, now_ms: u64) {
+    pub(crate) fn note_action(&mut self, mut done: ActionRecord, now_ms: u64) {
         done.at_ms = now_ms;
         self.actions.push(done);
     }

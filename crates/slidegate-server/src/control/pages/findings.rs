@@ -2,6 +2,7 @@
 //!
 //! Figures are counted on all instances. Events are not looked at, because they are sampled in a flood.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -64,10 +65,11 @@ impl Findings {
         let Some(mut history) = history::read(&admin.app, 2 * STEPS) else { return found };
         admin.add_other_instances(&mut history);
         let policies = admin.app.policies();
+        let [longer, recent] = [2 * STEPS, STEPS].map(|steps| history.checks(steps));
         for policy in policies.iter().filter(|policy| candidate_of(policy.name()).is_none()) {
             let name = policy.name();
-            let [[_, denied_longer], [allowed, denied]] =
-                [2 * STEPS, STEPS].map(|steps| history.checks(name, steps));
+            let of = |checks: &HashMap<&str, [u64; 2]>| checks.get(name).copied().unwrap_or_default();
+            let ([_, denied_longer], [allowed, denied]) = (of(&longer), of(&recent));
             let checks = allowed + denied;
             let counts = observer.counts(name).unwrap_or_default();
             let decided = checks + counts.allowed + counts.denied + counts.shadow_denied;
