@@ -10,7 +10,7 @@ use slidegate::{Decision, Decisions, MemoryStore, Quota, verb::Verb};
 use crate::log_limit::{LogLimit, LogRates};
 
 /// Lines about the changes of one client, and of all clients, per second.
-const MAX_LINES: (u64, u64) = (100, 1000);
+const MAX_LINES: (u64, u64) = (10, 100);
 /// Maximum clients tracked.
 const MAX_CLIENTS: usize = 1024;
 
