@@ -286,6 +286,7 @@ mod tests {
             folds: Box::default(),
             ipv6_prefix,
             in_millionths: false,
+            lease: None,
         };
         let name = names.name(&Key { space: &space, request: &request });
         space.in_millionths = true;

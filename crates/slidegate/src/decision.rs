@@ -118,6 +118,9 @@ pub enum DecisionSource {
     Store,
     /// A denial by the store, cached in this process and still valid.
     CachedDenial,
+    /// A slice of the limit that this process leases from the store, where it counts as used. What remains is what the
+    /// store had left at the grant, less what this process used since.
+    Leased,
     /// The store did not reply in time; this process decided in memory, with its share of the
     /// limit.
     Local,
@@ -128,16 +131,23 @@ pub enum DecisionSource {
 }
 
 impl DecisionSource {
-    /// The name in responses, logs and metrics: `store`, `cached`, `local`, `allow`, `deny`.
+    /// The name in responses, logs and metrics: `store`, `cached`, `leased`, `local`, `allow`, `deny`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
             Self::CachedDenial => "cached",
+            Self::Leased => "leased",
             Self::Local => "local",
             Self::Allow => "allow",
             Self::Deny => "deny",
         }
+    }
+
+    /// Whether the policy's [fallback](crate::OnStoreError) decided, because the store did not.
+    #[must_use]
+    pub fn is_fallback(self) -> bool {
+        matches!(self, Self::Local | Self::Allow | Self::Deny)
     }
 }
 

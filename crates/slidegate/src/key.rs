@@ -13,6 +13,7 @@ use siphasher::sip128::{Hasher128, SipHasher13, SipHasher24};
 use smallvec::SmallVec;
 
 use crate::fold::{Fold, Folded};
+use crate::lease::LeaseLength;
 use crate::network::{Grouped, Ipv6Prefix, group};
 use crate::request::{Request, Value};
 
@@ -29,6 +30,8 @@ pub struct KeySpace {
     pub ipv6_prefix: Ipv6Prefix,
     /// Whether usage is counted in millionths of a unit. It is kept apart from usage in units.
     pub in_millionths: bool,
+    /// How long instances may lease slices of a key's limit.
+    pub lease: Option<LeaseLength>,
 }
 
 /// The values of a policy's scope in one request, by which the policy counts.
@@ -413,6 +416,7 @@ mod tests {
             folds: Box::default(),
             ipv6_prefix,
             in_millionths: false,
+            lease: None,
         };
         let key = Key { space: &space, request: &request };
         (key.id(secret), key.to_string())

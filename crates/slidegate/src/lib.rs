@@ -19,6 +19,7 @@ pub mod fuzzing;
 mod gate;
 mod hold;
 mod key;
+mod lease;
 mod limiter;
 mod policy;
 mod policy_reset;
@@ -46,6 +47,7 @@ pub use fold::Fold;
 pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
+pub use lease::LeaseLength;
 pub use limiter::Limiter;
 pub use policy::{Match, OverridePart, Policy, PolicyOptions, PolicySet, Tiers};
 pub use quota::{Algorithm, Calendar, Quota};
@@ -69,6 +71,7 @@ pub mod internal {
         EndedHold, HEADER_BYTES, Hold, HoldChange, Holds, MAX_HOLDS, NewHold, TAG, TableList, new_id,
     };
     pub use crate::key::{HashSeed, KeySpace};
+    pub use crate::lease::{Demand, LEAST_REQUESTS, Slice, renewed_after_us, slice_of, usable_us};
     pub use crate::policy_reset::{Place, ResetCounts};
     pub use crate::quota::{QuotaFields, Setting};
     pub use crate::store::poll_once;

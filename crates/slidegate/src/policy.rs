@@ -9,6 +9,7 @@ use crate::cost::CostUnit;
 use crate::error::Error;
 use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId, KeySpace};
+use crate::lease::LeaseLength;
 use crate::network::Ipv6Prefix;
 use crate::quota::{Algorithm, Quota};
 use crate::request::{Request, Value};
@@ -88,6 +89,7 @@ impl Policy {
                 folds: Box::default(),
                 ipv6_prefix: Ipv6Prefix::default(),
                 in_millionths: false,
+                lease: None,
             },
             quota,
             options: PolicyOptions::default(),
@@ -207,6 +209,12 @@ impl Policy {
     #[inline]
     pub fn name(&self) -> &str {
         &self.keys.policy
+    }
+
+    /// How long instances lease slices of a key's limit; `None` if they do not.
+    #[must_use]
+    pub fn lease(&self) -> Option<LeaseLength> {
+        self.keys.lease
     }
 
     /// The quota of keys without an override, and of requests without a tier.

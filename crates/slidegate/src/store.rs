@@ -49,7 +49,7 @@ pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
 pub use service::{
-    BoxFuture, COUNT_INTERVAL, ClockJumps, ClosedTotal, ClosedTotals, InstanceRecord, NodeState,
+    BoxFuture, COUNT_INTERVAL, ClockJumps, ClosedTotal, ClosedTotals, InstanceRecord, LeaseStats, NodeState,
     ServiceStore, StoreStats,
 };
 pub use shared::{DecideError, SharedHoldStore, SharedStore};

@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use slidegate::{
-    DecisionSource, Gate, MemoryStore, Policy, PolicyDecision, PolicySet, Quota, Reason, Request,
-};
+use slidegate::{Gate, MemoryStore, Policy, PolicyDecision, PolicySet, Quota, Reason, Request};
 use slidegate_config::escalate::Escalation;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -156,8 +154,8 @@ impl Escalations {
     /// Counts a denial by an enforced policy, if the store decided it because of the policy's limit. `event`
     /// builds the denial's event for its key.
     pub(crate) fn record(&self, one: &PolicyDecision<'_>, event: impl FnOnce(&str) -> Option<Event>) {
-        let is_counted = one.decision().reason() == Some(Reason::OverLimit)
-            && matches!(one.decision().source(), DecisionSource::Store | DecisionSource::CachedDenial);
+        let is_counted =
+            one.decision().reason() == Some(Reason::OverLimit) && !one.decision().source().is_fallback();
         let rules = self.rules.load();
         let Some(rule) = rules.by_name.get(one.policy().name()).filter(|_| is_counted) else { return };
         let (policy, key) = (one.policy().name(), one.key().to_string());

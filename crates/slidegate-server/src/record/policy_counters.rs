@@ -113,12 +113,13 @@ impl HoldOutcome {
 }
 
 /// The counted sources of decisions.
-pub(crate) const SOURCES: [DecisionSource; 5] = [
+pub(crate) const SOURCES: [DecisionSource; 6] = [
     DecisionSource::Store,
     DecisionSource::CachedDenial,
     DecisionSource::Local,
     DecisionSource::Allow,
     DecisionSource::Deny,
+    DecisionSource::Leased,
 ];
 
 #[inline]
@@ -128,6 +129,7 @@ fn index_of(source: DecisionSource) -> usize {
         DecisionSource::Local => 2,
         DecisionSource::Allow => 3,
         DecisionSource::Deny => 4,
+        DecisionSource::Leased => 5,
         // The library may add sources.
         _ => 0,
     }

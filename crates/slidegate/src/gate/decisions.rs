@@ -8,7 +8,6 @@ use arc_swap::Guard;
 use crate::amount::{Amount, MILLION};
 use crate::block::Block;
 use crate::charge::{Charge, Part, PerCharge, Plan};
-use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::gate::blocks::blocked;
@@ -337,9 +336,7 @@ impl<'d> PolicyDecision<'d> {
     /// Why the shared store did not decide; `None` unless the policy's fallback did.
     #[must_use]
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
-        let is_fallback =
-            !matches!(self.decision().source, DecisionSource::Store | DecisionSource::CachedDenial);
-        self.all.failure.as_deref().filter(|_| is_fallback)
+        self.all.failure.as_deref().filter(|_| self.decision().source.is_fallback())
     }
 
     /// The decision itself.

@@ -10,6 +10,7 @@ use crate::charge::{Excess, OnMissing, OnStoreError};
 use crate::cost::Counts;
 use crate::fold::Fold;
 use crate::hold::Unsettled;
+use crate::lease::LeaseLength;
 use crate::network::Ipv6Prefix;
 use crate::quota::Quota;
 
@@ -49,6 +50,18 @@ impl Policy {
     #[must_use]
     pub fn with_notify_closed(mut self, is_reported: bool) -> Self {
         self.options.notify_closed = is_reported;
+        self
+    }
+
+    /// Lets instances take leases: slices of what a hot key has left on a shared store, from which they admit without
+    /// calling it. No window exceeds its limit; a request may be denied while others hold what is left, for at most a
+    /// lease. Keys with less than four requests in a lease are decided as without. Default: none.
+    ///
+    /// Not for limits on what is [in flight](crate::Quota::in_flight), and only with [`Excess::Refuse`]: other costs are
+    /// not known before they are used.
+    #[must_use]
+    pub fn with_lease(mut self, length: impl Into<Option<LeaseLength>>) -> Self {
+        self.keys.lease = length.into();
         self
     }
 

@@ -10,10 +10,11 @@ use super::Policy;
 use super::options::PolicyOptions;
 use super::overrides::{OverridePart, Overrides};
 use crate::block::Block;
-use crate::charge::{MetQuota, OnMissing};
+use crate::charge::{Excess, MetQuota, OnMissing};
 use crate::error::Error;
 use crate::key::{Key, TicketKeyBytes};
-use crate::quota::{Calendar, Quota};
+use crate::lease::LeaseLength;
+use crate::quota::{Algorithm, Calendar, Quota, format_window};
 use crate::request::{OwnedValue, Request};
 
 /// A policy with the look-ups that decisions need.
@@ -42,6 +43,25 @@ impl Rule {
             return Err(Error::policy(format!(
                 "policy `{name}`: invalid notify `closed`: only calendar windows are closed; give it and its overrides windows \
                  such as `month`, or leave `closed` out"
+            )));
+        }
+        if policy.keys.lease.is_some() && policy.options.excess != Excess::Refuse {
+            return Err(Error::policy(format!(
+                "policy `{name}`: invalid lease: it has an `excess`, whose costs may exceed what a lease holds; leave one of \
+                 both out"
+            )));
+        }
+        if let Some(LeaseLength::Fixed(length)) = policy.keys.lease
+            && !(LeaseLength::RANGE.0..=LeaseLength::RANGE.1).contains(&length)
+        {
+            return Err(Error::policy(format!(
+                "policy `{name}`: invalid lease `{}`: must be from 10ms to 1s",
+                format_window(length)
+            )));
+        }
+        if policy.keys.lease.is_some() && policy.quota.algorithm() == Algorithm::InFlight {
+            return Err(Error::policy(format!(
+                "policy `{name}`: invalid lease: a limit on what is in flight has no usage to lease; leave it out"
             )));
         }
         let fits = |what: &str, values: usize| {

@@ -241,6 +241,8 @@ pub struct StoreStats {
     pub batched: u64,
     /// Checks denied by a cached denial, without a call.
     pub cached_denials: u64,
+    /// Leases by policy, of this process: those of policies that have had one.
+    pub leases: BTreeMap<String, LeaseStats>,
     /// Calls that reached the server after their deadline and charged nothing.
     pub late: u64,
     /// Failed calls by [kind](StoreFailure::kind): every kind that the store knows.
@@ -256,6 +258,28 @@ pub struct StoreStats {
     pub usage_losses: u64,
     /// How often the table of instances contained foreign data and was replaced.
     pub instances_replaced: u64,
+}
+
+/// Leases of one policy in this process: [`Policy::with_lease`](crate::Policy::with_lease). Costs are as the store counts
+/// them: millionths of a unit, if the policy [weights](crate::Counts::Weighted) costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LeaseStats {
+    /// Leases that the store granted, renewals included.
+    pub granted: u64,
+    /// Those that replaced one that was settled by the same call.
+    pub renewed: u64,
+    /// Leases that were settled and not replaced.
+    pub returned: u64,
+    /// Leases that ended before their settlement reached the store: it charged them in full.
+    pub expired: u64,
+    /// Requests that were admitted from leases, without a call.
+    pub admitted: u64,
+    /// Open leases.
+    pub open: u64,
+    /// Cost that open leases have left.
+    pub held: u64,
+    /// The limits of their keys, added up: `held` of it is kept from other instances.
+    pub limit: u64,
 }
 
 /// Detected clock jumps of a shared store's servers.

@@ -33,6 +33,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("decision", &["amount", "time"]),
     ("verb", &[]),
     ("hold", &["time"]),
+    ("lease", &["quota", "time"]),
     ("ticket", &["error", "hold", "secret", "time"]),
     ("block", &["decision", "time"]),
     ("usage", &["amount", "decision", "hold", "quota", "time"]),
@@ -43,13 +44,13 @@ const MODULES: &[(&str, &[&str])] = &[
     ("request_path", &[]),
     ("network", &["error"]),
     ("fold", &["request", "request_path"]),
-    ("key", &["fold", "network", "request"]),
+    ("key", &["fold", "lease", "network", "request"]),
     ("charge", &["block", "hold", "key", "quota", "verb"]),
     ("policy_reset", &["error"]),
     (
         "policy",
         &[
-            "amount", "block", "charge", "cost", "error", "fold", "hold", "key", "network", "quota",
+            "amount", "block", "charge", "cost", "error", "fold", "hold", "key", "lease", "network", "quota",
             "request", "verb",
         ],
     ),

@@ -161,9 +161,7 @@ impl Health {
         for decision in decisions.iter() {
             match decision.decision().source() {
                 DecisionSource::Store => answered = true,
-                // Says nothing about the store's current state.
-                DecisionSource::CachedDenial => {}
-                _ => fell_back = true,
+                source => fell_back |= source.is_fallback(), // others say nothing about its current state
             }
         }
         if fell_back {

@@ -22,7 +22,7 @@ impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
         let (kind, key) = match held.decision.source {
             DecisionSource::Store => (SHARED, self.primary.key_for_ticket(held).into()),
             DecisionSource::Local => (LOCAL, self.local.memory.key_for_ticket(held)?),
-            DecisionSource::Allow | DecisionSource::Deny | DecisionSource::CachedDenial => return None,
+            _ => return None,
         };
         Some(of_kind(kind, &key))
     }

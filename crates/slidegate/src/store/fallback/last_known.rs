@@ -53,7 +53,8 @@ impl LastKnown {
         now: Timestamp,
     ) {
         let is_of_store = |(charge, decision): &(&Charge<'_>, &Decision)| {
-            charge.on_store_error == OnStoreError::Local && decision.source == DecisionSource::Store
+            charge.on_store_error == OnStoreError::Local
+                && matches!(decision.source, DecisionSource::Store | DecisionSource::Leased)
         };
         for (charge, decision) in charges.iter().zip(decisions).filter(is_of_store) {
             let key = (charge.number, charge.key.id(secret));

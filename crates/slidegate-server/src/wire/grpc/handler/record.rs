@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slidegate::{DecisionSource, verb::Verb};
+use slidegate::verb::Verb;
 
 use super::request::{Decided, DescriptorTarget};
 use super::response::is_over;
@@ -16,10 +16,7 @@ pub(super) fn statistics<'d>(
 ) {
     let mut is_degraded = false;
     for (descriptor, one) in decided.filter(|(_, one)| one.verb() != Verb::Refund) {
-        is_degraded |= matches!(
-            one.decision().source(),
-            DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny
-        );
+        is_degraded |= one.decision().source().is_fallback();
         let DescriptorTarget::Limit { limit, .. } = &targets[descriptor] else { continue };
         // `used` includes the charge. Descriptors that share a key are each recorded as the last
         // one.
