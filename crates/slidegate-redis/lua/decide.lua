@@ -11,10 +11,11 @@
 -- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize); `e`nforced or
 --   `s`hadow; how an excess is handled (`-` deny, `+` charge, `!` count); the role (`d`eciding,
 --   `t`ogether, `k` refusals, which belong to the last part before them of another role); `o` if it
---   is denied while over its limit, otherwise `-`.
+--   is denied while over its limit, otherwise `-`; in a call that knows holds, `l` if its instance settles or asks for
+--   a lease of the key.
 -- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
---   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund}; {-1, now}
---   if the call is too late.
+--   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund, {amount, length (us)} of
+--   each lease, with the amount 0 if it was not granted}; {-1, now} if the call is too late.
 -- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/all_or_nothing.rs`: change both or neither.
 
 --[open]
@@ -174,6 +175,7 @@ for request = 4, 3 + requests do
   end
 end
 
+--@grant
 local charged = false
 for p = 1, parts do
   if at[p] == p then
@@ -205,6 +207,7 @@ for p = 1, parts do
     reply[#reply][#reply[#reply] + 1] = refunded
   end
 end
+--@granted
 if once and charged and reply[1] > 0 then
   call('SET', once, cmsgpack.pack(reply), 'PX', argv[#argv])
 end

@@ -96,9 +96,10 @@ local function rebuild(holds, entries)
   end
 end
 
--- Opens a key with its holds at `now`. Holds whose time is over are charged as of their ends.
+-- Opens a key with its holds at `now`. Holds whose time is over are charged as of their ends. A lease that is
+-- `settled`, given as its id and what was used of it, is charged that now.
 -- Returns the values of `opens`, with held cost included in the usage, and the holds.
-local function open_with_holds(letter, key, usage, now, packed)
+local function open_with_holds(letter, key, usage, now, packed, settled)
   local window = struct.unpack('<I6', packed)
   local small = window < 1000000 and window or 1000000
   local linger = struct.unpack('<I7', packed, #packed - 6)
@@ -156,13 +157,15 @@ local function open_with_holds(letter, key, usage, now, packed)
   else
     holds.list = ''
   end
-  if not holds.wrong and holds.count > 0 and holds.at >= holds.earliest then
+  if not holds.wrong and holds.count > 0 and (settled or holds.at >= holds.earliest) then
     list(holds)
     local due, left = {}, {}
     for place = 1, holds.wrong and 0 or holds.count do
-      local _, stop, held, _, kind = hold_at(holds, place)
+      local id, stop, held, _, kind = hold_at(holds, place)
       if stop <= holds.at then
         due[#due + 1] = { stop, kind == 0 and held or 0 }
+      elseif settled and id == settled[1] then
+        due[#due + 1] = { holds.at, math.min(settled[2], held) }
       else
         left[#left + 1] = holds.list:sub((place - 1) * ENTRY + 1, place * ENTRY)
       end
@@ -187,7 +190,7 @@ local function open_with_holds(letter, key, usage, now, packed)
       end
       -- If the hold with the earliest end was settled, even a denial stores the next end. Otherwise
       -- every denial would search for it again.
-      holds.is_changed, holds.is_rebuilt = is_changed or #due == 0, is_rebuilt
+      holds.is_changed, holds.is_rebuilt = is_changed or #due == 0 and not settled, is_rebuilt
     end
   end
   local used, capacity, most, wrong, moved, report, charge, save, refund, is_own = opens[letter](state, now, packed)
@@ -207,15 +210,17 @@ end
 --[opens_with_holds]
 -- By part that reserves or cancels instead of charging or refunding: id, duration, kind.
 local reserves = {}
--- By key: its holds, the holds to add and the hold to cancel.
-local tables, news, cancels = {}, {}, {}
+-- By key: its holds, the holds to add, the hold to cancel and the lease to settle.
+local tables, news, cancels, settles = {}, {}, {}, {}
+-- By part: the lease that it asks for.
+local leases = {}
 local usage_of = {}
 for p = 1, parts do usage_of[KEYS[p]] = KEYS[parts + p] end
 local with_holds = {}
 for letter in pairs(opens) do
   with_holds[letter] = function(key, now, packed)
     local used, capacity, most, wrong, moved, report, own, holds, save_holds =
-      open_with_holds(letter, key, usage_of[key], now, packed)
+      open_with_holds(letter, key, usage_of[key], now, packed, settles[key])
     tables[key] = holds
     local function charge(cost)
       for _, new in ipairs(news[key] or {}) do
@@ -265,6 +270,15 @@ if verb[p] == 104 or verb[p] == 120 then
     verb[p], cancels[KEYS[p]] = REFUND, id
   end
 end
+-- Before how long usage lasts: a lease to settle and what was used of it, and the id of the one asked for, how much
+-- this instance wants, the least that pays, and its length.
+if argv[from + 2]:byte(6) then
+  local packed = argv[from + 3]
+  local from = #packed - 48
+  settles[KEYS[p]] = { packed:sub(from, from + 7), (struct.unpack('<I7', packed, from + 8)) }
+  local want, least, ttl = struct.unpack('<I7I7I5', packed, from + 23)
+  leases[p] = { packed:sub(from + 15, from + 22), want, least, ttl }
+end
 
 --[full]
 if reserves[p] and asks > 0 and not denied[p] and tables[KEYS[k]].count >= MOST then
@@ -278,3 +292,28 @@ if reserves[p] and takes > 0 then
   local id, ttl, kind = reserves[p][1], reserves[p][2], reserves[p][3]
   new[#new + 1], news[KEYS[k]] = { id, ttl, kind, takes }, new
 end
+
+--[grant]
+-- Grants leases: at most half of what is free, so that other instances find some. Twin of `slice_of` in `src/lease.rs`.
+local granted = {}
+for p = 1, parts do
+  local lease = leases[p]
+  if lease then
+    local holds, slice, ttl = tables[KEYS[p]], math.min(lease[2], math.floor((capacity[p] - used[p] - adds[p]) / 2)), lease[4]
+    if argv[3 + requests + (p - 1) * 4 + 1] == 'F' then
+      -- No lease crosses the end of a fixed window, in which its cost could not be used any more.
+      ttl = math.min(ttl, report[p](0)[1][2] - 1 - holds.at)
+    end
+    if slice < lease[3] or slice <= 0 or ttl < 1000 or holds.count >= MOST then
+      slice = 0
+    else
+      local new = news[KEYS[p]] or {}
+      new[#new + 1], news[KEYS[p]] = { lease[1], ttl, 0, slice }, new
+      adds[p] = adds[p] + slice
+    end
+    granted[#granted + 1] = { slice, ttl }
+  end
+end
+
+--[granted]
+for _, grant in ipairs(granted) do reply[#reply + 1] = grant end

@@ -281,6 +281,7 @@ mod tests {
             own_cost: None,
             key: 0,
             hold: None,
+            lease_us: 0,
         };
         let subjects = Arc::new(Subjects(SmallVec::from_iter([subject])));
         Worker { batcher: batcher.clone(), subjects, last_failure: Arc::default() }

@@ -43,6 +43,8 @@ pub(crate) struct Subject {
     pub(crate) key: usize,
     /// The hold to make instead of a charge, or to cancel instead of a refund.
     pub(crate) hold: Option<NewHold>,
+    /// How long a slice of the key may be leased, in microseconds; 0 if it may not.
+    pub(crate) lease_us: u64,
 }
 
 impl Subject {
@@ -65,7 +67,7 @@ struct DeniedSubjects<'s>(&'s Subjects);
 
 impl Hash for DeniedSubjects<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        for Subject { name, quota, part, own_cost, key, hold } in &self.0.0 {
+        for Subject { name, quota, part, own_cost, key, hold, lease_us: _ } in &self.0.0 {
             (name, quota, part, own_cost, key, hold.is_some()).hash(state);
         }
     }
@@ -85,6 +87,32 @@ pub(crate) struct CallTerms<'c> {
     pub(crate) has_holds: bool,
     /// Whether the call has an idempotency key. The name of its reply is the last key.
     pub(crate) is_once: bool,
+    /// By subject: the lease to settle and the one to ask for. Empty if the call has none.
+    pub(crate) leases: &'c [Option<LeaseTerms>],
+}
+
+/// What a call does with the lease of one key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LeaseTerms {
+    /// The id of the lease that this instance has, and what was used of it. An unknown id does nothing.
+    pub(crate) settled: Option<(u64, u64)>,
+    /// The id of the lease asked for.
+    pub(crate) id: u64,
+    /// What this instance wants; 0 to ask for none.
+    pub(crate) want: u64,
+    /// The least amount that pays.
+    pub(crate) least: u64,
+    /// How long it may last, in microseconds.
+    pub(crate) ttl_us: u64,
+}
+
+impl LeaseTerms {
+    fn bytes(&self) -> impl Iterator<Item = u8> {
+        let (id, used) = self.settled.unwrap_or_default();
+        let least = self.least.max(1);
+        let fields = [(id, 8), (used, 7), (self.id, 8), (self.want, 7), (least, 7), (self.ttl_us, 5)];
+        fields.into_iter().flat_map(|(number, width)| number.to_le_bytes().into_iter().take(width))
+    }
 }
 
 impl Subjects {
@@ -101,6 +129,7 @@ impl Subjects {
                 own_cost: Some(charge.part.cost).filter(|own| Some(*own) != cost),
                 key,
                 hold: charge.new_hold(),
+                lease_us: charge.key.space.lease.map_or(0, |lease| lease.us(charge.quota)),
             });
         }
         Self(subjects)
@@ -173,7 +202,7 @@ impl Subjects {
     pub(crate) fn call<'s>(
         &self,
         scripts: &'s Scripts,
-        CallTerms { costs, latest, has_holds, is_once }: CallTerms<'_>,
+        CallTerms { costs, latest, has_holds, is_once, leases }: CallTerms<'_>,
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
@@ -196,9 +225,12 @@ impl Subjects {
             } else {
                 number(subject.key as u64 + 1)
             });
-            args.push(mode_letters(&subject.part, subject.hold.as_ref()).to_vec());
+            let lease = leases.get(at).copied().flatten();
+            let mut mode = mode_letters(&subject.part, subject.hold.as_ref()).to_vec();
+            mode.extend(lease.map(|_| b'l'));
+            args.push(mode);
             args.push(if has_holds {
-                packed_with_holds(&subject.quota.sent_at(latest), subject.hold.as_ref())
+                packed_with_holds(&subject.quota.sent_at(latest), subject.hold.as_ref(), lease)
             } else {
                 quota_bytes(&subject.quota.sent_at(latest))
             });
@@ -254,7 +286,8 @@ impl Subjects {
         let is_decided = self.0.len() <= MAX_PARTS && terms.costs.len() <= MAX_REQUESTS;
         let is_check = self.alone().is_some() && !terms.has_holds && !terms.is_once;
         let command = if is_check { NativeCommand::Check1 } else { NativeCommand::Decide };
-        (is_decided && self.0.iter().all(is_countable)).then_some(command)
+        // Calls about leases are few, so only scripts know them.
+        (is_decided && terms.leases.is_empty() && self.0.iter().all(is_countable)).then_some(command)
     }
 
     /// The call in the module's encoding; for a check of one key, the quota.
@@ -262,7 +295,7 @@ impl Subjects {
         if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
             return lettered_quota(&subject.quota.sent_at(terms.latest));
         }
-        let CallTerms { costs, latest, has_holds, is_once } = terms;
+        let CallTerms { costs, latest, has_holds, is_once, .. } = terms;
         let mut keys = 0;
         // By subject: the number of its key.
         let mut numbers = SmallVec::<[usize; 4]>::new();
@@ -302,13 +335,14 @@ pub(super) fn most_runs(quota: &Quota) -> usize {
     if quota.algorithm().setting() == Setting::Slots { quota.max_entries().into() } else { 0 }
 }
 
-/// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
-/// is charged at the end of a hold is kept.
-pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8> {
+/// A quota for a script that knows holds: with the hold that is made or cancelled, the lease that is settled or asked
+/// for, and how long what is charged at the end of a hold is kept.
+pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>, lease: Option<LeaseTerms>) -> Vec<u8> {
     let mut bytes = quota_bytes(quota);
     if let Some(hold) = hold {
         bytes.extend(hold_bytes(hold));
     }
+    bytes.extend(lease.iter().flat_map(LeaseTerms::bytes));
     bytes.extend_from_slice(&linger_ms(quota).to_le_bytes()[..7]);
     bytes
 }

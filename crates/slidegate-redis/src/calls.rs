@@ -1,8 +1,8 @@
 //! Calls: send a decision's script to the server of its keys, and retry until the result is known
 //! or the deadline has passed.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Value;
@@ -14,9 +14,10 @@ use tokio::time::Instant;
 use crate::call::{Answers, CallTerms, MOST, Subjects};
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
+use crate::leases::{self, Leases};
 use crate::names::Names;
 use crate::native::NativeCommand;
-use crate::reply::{Reply, Unreadable, number, read};
+use crate::reply::{Grant, Reply, Unreadable, number, read};
 use crate::scripts::Scripts;
 use crate::server_time::ServerTimes;
 
@@ -31,6 +32,9 @@ pub(crate) struct Calls {
     pub(super) times: ServerTimes,
     pub(super) denials: Arc<Denials>,
     pub(super) held: HeldKeys,
+    pub(super) leases: Arc<Leases>,
+    /// This, for tasks that must not keep it alive.
+    pub(super) own: Weak<Self>,
     pub(super) counts: Counts,
 }
 
@@ -82,12 +86,17 @@ impl Calls {
         let slot = self.slot(subjects);
         let (mut late, mut executed) = (0, Executed::No);
         let is_once = once.is_some();
-        let mut has_holds = self.has_holds(subjects);
+        let asked = (!is_once).then(|| self.leases.ask(subjects, costs, self.denials.cache.is_subscribed()));
+        let leases = asked.as_ref().map_or(&[][..], |asked| &asked.terms);
+        if costs.is_empty() && leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut has_holds = !leases.is_empty() || self.has_holds(subjects);
         loop {
             let mut keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
             let latest = self.latest(slot, &keys, deadline).await?;
             keys.extend(once.map(<[u8]>::to_vec));
-            let terms = CallTerms { costs, latest, has_holds, is_once };
+            let terms = CallTerms { costs, latest, has_holds, is_once, leases };
             let (script, args) = subjects.call(self.scripts(), terms);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let command = subjects.native_command(terms);
@@ -111,7 +120,12 @@ impl Calls {
                 }
                 replied => replied?,
             };
-            if let Some(answers) = self.answers(slot, subjects, terms, value, sent)? {
+            if let Some((answers, grants)) = self.answers(slot, subjects, terms, value, sent)? {
+                for lease in
+                    asked.iter().flat_map(|asked| asked.granted(subjects, &grants, (sent, instant())))
+                {
+                    tokio::spawn(leases::keep(Weak::clone(&self.own), lease));
+                }
                 return Ok(answers);
             }
             late += 1;
@@ -131,19 +145,20 @@ impl Calls {
         terms: CallTerms<'_>,
         reply: Value,
         sent: Instant,
-    ) -> Result<Option<Vec<Answers>>, Failure> {
+    ) -> Result<Option<(Vec<Answers>, Vec<Grant>)>, Failure> {
         let arrived = instant();
         match read(subjects, terms, reply).map_err(|unreadable| self.misread(slot, &unreadable))? {
             // Its time is the first reply's, not the server's current one.
-            Reply::Done(answers, _) if terms.is_once => Ok(Some(answers)),
-            Reply::Done(answers, now) => {
+            Reply::Done(answers, ..) if terms.is_once => Ok(Some((answers, Vec::new()))),
+            Reply::Done(answers, now, grants) => {
                 self.observe_time(slot, now, sent, arrived);
                 if let Some(last) = answers.last().filter(|_| terms.has_holds) {
-                    for (subject, decision) in subjects.0.iter().zip(last) {
-                        self.held.note(&subject.name, decision.held > 0, arrived);
+                    for ((at, subject), decision) in subjects.0.iter().enumerate().zip(last) {
+                        let has_holds = decision.held > 0 || grants.iter().any(|grant| grant.subject == at);
+                        self.held.note(&subject.name, has_holds, arrived);
                     }
                 }
-                Ok(Some(answers))
+                Ok(Some((answers, grants)))
             }
             Reply::Late(now) => {
                 self.counts.late.fetch_add(1, Ordering::Relaxed);

@@ -96,6 +96,11 @@ impl DenialCache {
         self.clear();
     }
 
+    /// Whether invalidations are received.
+    pub(crate) fn is_subscribed(&self) -> bool {
+        self.subscribed.load(Ordering::SeqCst)
+    }
+
     /// The cached denial or peek for these keys and this cost, with the remaining waits; otherwise
     /// the ticket for the call to send.
     pub(crate) fn answer(
@@ -146,8 +151,15 @@ impl DenialCache {
             _ if is_peek => BRIEFLY,
             // A cost that never fits has no end to cache it until.
             Some(_) if wait_us == Some(Waits::NEVER) => return,
-            Some(wait) if answers.iter().any(|one| one.held > 0) => wait.min(BRIEFLY),
-            Some(wait) => wait,
+            Some(wait) => {
+                let leases =
+                    subjects.0.iter().map(|subject| subject.lease_us).filter(|length_us| *length_us > 0);
+                let briefly = leases.clone().min().map_or(BRIEFLY, Duration::from_micros);
+                let is_held = answers.iter().any(|one| one.held > 0);
+                let wait = if is_held { wait.min(briefly) } else { wait };
+                // Room gathers meanwhile, for a lease.
+                leases.max().map_or(wait, |length_us| wait.max(Duration::from_micros(length_us / 8)))
+            }
             None => return,
         };
         if self.is_released_since(subjects, sent) {
@@ -158,7 +170,7 @@ impl DenialCache {
         let denial = Denial { cost, answers, sent, until, is_used: false };
         let mut set = self.denials.set(lowest_bits(keys));
         // An invalidation after this was read invalidates the denial with its set.
-        if !(is_peek || self.subscribed.load(Ordering::SeqCst)) || generation != set.generation() {
+        if !(is_peek || self.is_subscribed()) || generation != set.generation() {
             return;
         }
         // An ended denial is replaced first, then the unused one that ends first. So a flood of
@@ -220,6 +232,7 @@ mod tests {
             own_cost: None,
             key: 0,
             hold: None,
+            lease_us: 0,
         };
         Subjects(SmallVec::from_iter([subject]))
     }

@@ -51,12 +51,12 @@ pub fn script_reply(
     if subjects.0.is_empty() {
         return Ok(Vec::new());
     }
-    let terms = |has_holds| CallTerms { costs, latest: 0, has_holds, is_once: false };
+    let terms = |has_holds| CallTerms { costs, latest: 0, has_holds, is_once: false, leases: &[] };
     // As if the key had holds.
     let _ = read(&subjects, terms(true), reply.clone());
     match read(&subjects, terms(false), reply) {
         Ok(Reply::Late(_)) => Ok(Vec::new()),
-        Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
+        Ok(Reply::Done(answers, ..)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
         Err(unreadable) => Err(unreadable.0),
     }
 }

@@ -129,7 +129,7 @@ impl NamedChange {
     fn args(&self, latest: u64) -> [Vec<u8>; 3] {
         let quota = &self.change.quota.sent_at(latest);
         let algorithm = letter(quota.algorithm()).as_bytes().to_vec();
-        [algorithm, packed_with_holds(quota, None), self.change.bytes()]
+        [algorithm, packed_with_holds(quota, None, None), self.change.bytes()]
     }
 
     /// The change that undoes an extension to a cost.

@@ -1,7 +1,7 @@
 //! Cached denials, and their invalidation in every instance by publish/subscribe.
 //!
 //! An instance that refunds or resets usage publishes a message on a channel of the store. An
-//! instance that is not subscribed to the channel caches no denials.
+//! instance that is not subscribed to the channel caches no denials and takes no leases.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,11 +14,17 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::denial_cache::DenialCache;
+use crate::leases::Leases;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
 /// Follows the publisher's id in messages about the control document.
 const CONTROL_DOCUMENT: &str = ":control";
+/// Follows the publisher's id in messages that say which keys were reset: then come their names in hexadecimal digits, each after a
+/// colon. Instances of earlier releases clear their cache.
+const KEYS: &str = ":keys";
+/// The most names in a message. More are all keys.
+const MAX_KEYS: usize = 64;
 /// Interval of pings on an idle connection. A dead connection is noticed within two intervals.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The shortest and longest pause before subscribing again.
@@ -29,6 +35,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 pub(crate) struct Denials {
     client: Arc<Client>,
     pub(super) cache: DenialCache,
+    pub(super) leases: Arc<Leases>,
     /// Whether denials are cached, not only peeks at blocked keys.
     are_cached: bool,
     /// The id of this instance, so that it ignores its own messages and is counted once. Random.
@@ -41,11 +48,13 @@ pub(crate) struct Denials {
 
 impl Denials {
     pub(super) fn new(client: Arc<Client>, are_cached: bool) -> Arc<Self> {
+        let instance = format!("{:016x}", fastrand::u64(..));
         Arc::new(Self {
             client,
             cache: DenialCache::default(),
+            leases: Arc::new(Leases::new(&instance)),
             are_cached,
-            instance: format!("{:016x}", fastrand::u64(..)),
+            instance,
             control_document_changed: Notify::new(),
             is_subscribing: AtomicBool::new(false),
         })
@@ -53,17 +62,34 @@ impl Denials {
 
     /// Starts the subscriber task, if denials are cached and it is not running.
     pub(super) fn subscribe(self: &Arc<Self>) {
-        let is_missing = self.are_cached && !self.is_subscribing.load(Ordering::Relaxed);
+        if self.are_cached {
+            self.listen();
+        }
+    }
+
+    /// Starts the subscriber task, if it is not running.
+    pub(super) fn listen(self: &Arc<Self>) {
+        let is_missing = !self.is_subscribing.load(Ordering::Relaxed);
         if is_missing && !self.is_subscribing.swap(true, Ordering::SeqCst) {
             tokio::spawn(Subscriber(Arc::downgrade(self)).run());
         }
     }
 
-    /// Clears the cached denials of all connected instances, because capacity was freed.
-    pub(super) async fn invalidate(&self, deadline: Instant) {
+    /// Clears the cached denials of all connected instances, because capacity was freed. The keys with these names were
+    /// reset, or any without names: their leases end.
+    pub(super) async fn invalidate(&self, names: Option<&[Vec<u8>]>, deadline: Instant) {
         self.cache.clear();
-        if self.are_cached {
-            self.publish(self.instance.clone(), deadline).await;
+        self.leases.end(names);
+        if self.are_cached || self.is_subscribing.load(Ordering::Relaxed) {
+            let mut message = self.instance.clone();
+            if let Some(names) = names.filter(|names| names.len() <= MAX_KEYS) {
+                message += KEYS;
+                for name in names {
+                    message.push(':');
+                    message.extend(name.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(digit));
+                }
+            }
+            self.publish(message, deadline).await;
         }
     }
 
@@ -90,11 +116,24 @@ impl Denials {
     fn receive(&self, message: &[u8]) {
         if !message.starts_with(self.instance.as_bytes()) {
             self.cache.clear();
+            self.leases.end(keys_in(message).as_deref());
             if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
                 self.control_document_changed.notify_one();
             }
         }
     }
+}
+
+fn digit(number: u8) -> char {
+    char::from_digit(number.into(), 16).unwrap_or('0')
+}
+
+/// The names of the keys that were reset. `None` if any may have been.
+fn keys_in(message: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (_, names) = std::str::from_utf8(message).ok()?.split_once(KEYS)?;
+    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+    let name = |name: &str| name.as_bytes().chunks(2).map(byte).collect();
+    names.split(':').skip(1).map(name).collect()
 }
 
 /// The subscriber task. When it ends, however it ends, nothing is cached any more, and another one

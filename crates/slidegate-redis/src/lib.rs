@@ -13,6 +13,7 @@ mod held_keys;
 mod holds;
 mod invalidation;
 mod last_quotas;
+mod leases;
 mod mixed;
 mod names;
 mod native;

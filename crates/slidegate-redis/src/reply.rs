@@ -7,12 +7,14 @@ use redis::Value;
 use slidegate::internal::{
     HeldKey, Holds, NewHold, Part, State, VerbEffect, all_or_none, decision, for_algorithm, perform,
 };
+use slidegate::reserve::Unsettled;
 use slidegate::{Algorithm, Decision, Quota, clock::Timestamp, verb::Verb};
 use slidegate_stored::WireForm;
 use smallvec::SmallVec;
 
 use crate::call::{
-    Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES, most_runs,
+    Answers, CallTerms, KEY_NUMBERS, LeaseTerms, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES,
+    most_runs,
 };
 
 /// Bytes of each number in the reply of a script for one key.
@@ -23,8 +25,20 @@ pub(super) const NUMBER_BYTES: usize = 7;
 pub(crate) enum Reply {
     /// The call came too late to charge anything; the server's time.
     Late(u64),
-    /// The decisions on each request, and the server's time.
-    Done(Vec<Answers>, u64),
+    /// The decisions on each request, the server's time, and the leases that were granted.
+    Done(Vec<Answers>, u64, Vec<Grant>),
+}
+
+/// A lease that a script has granted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grant {
+    /// The position of the subject that asked for it.
+    pub(crate) subject: usize,
+    pub(crate) amount: u64,
+    /// Its length, in microseconds.
+    pub(crate) ttl_us: u64,
+    /// The key with the lease.
+    pub(crate) decision: Decision,
 }
 
 /// Why no script sends this reply.
@@ -34,7 +48,7 @@ pub(crate) struct Unreadable(pub(crate) String);
 /// Reads the reply to the script of a [call](Subjects::call).
 pub(super) fn read(
     subjects: &Subjects,
-    CallTerms { costs, has_holds, is_once, .. }: CallTerms<'_>,
+    CallTerms { costs, has_holds, is_once, leases, .. }: CallTerms<'_>,
     reply: Value,
 ) -> Result<Reply, Unreadable> {
     // Bytes for a single key, or a list for each.
@@ -53,6 +67,10 @@ pub(super) fn read(
         _ => {}
     }
     let now = Timestamp::from_micros(now);
+    let asked = leases.iter().zip(0..).filter_map(|(lease, at)| lease.map(|lease| (at, lease)));
+    let replied = rest.len().checked_sub(asked.clone().count());
+    let replied = replied.ok_or_else(|| Unreadable("no answers about leases".to_owned()))?;
+    let granted = rest.split_off(replied);
     let mut found = found(subjects, rest)?;
     let mut ours = 0;
     let mut answers = Vec::with_capacity(costs.len());
@@ -66,7 +84,25 @@ pub(super) fn read(
     if u64::try_from(*passed) != Ok(ours) {
         return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));
     }
-    Ok(Reply::Done(answers, now.as_micros()))
+    let mut grants = Vec::new();
+    for ((subject, LeaseTerms { id, .. }), grant) in asked.zip(granted) {
+        let Value::Array(grant) = grant else {
+            return Err(Unreadable(format!("{grant:?} instead of a lease")));
+        };
+        let Ok([amount, ttl_us]) = <[Value; 2]>::try_from(grant) else {
+            return Err(Unreadable("a wrong number of parts for a lease".to_owned()));
+        };
+        let (amount, ttl_us) = (unsigned(&amount)?, unsigned(&ttl_us).unwrap_or(0));
+        let Some(reply) = found[subject].before.as_mut().filter(|_| amount > 0) else { continue };
+        let (quota, hold) =
+            (&subjects.0[subject].quota, NewHold { id, ttl_us, unsettled: Unsettled::Charge });
+        let decision = reply.decide(quota, now, Verb::Check, amount, Some(&hold));
+        if decision.is_denied() {
+            return Err(Unreadable(format!("a lease of {amount} that does not fit")));
+        }
+        grants.push(Grant { subject, amount, ttl_us, decision });
+    }
+    Ok(Reply::Done(answers, now.as_micros(), grants))
 }
 
 /// For each subject, the state of its key before anything was charged, if it is the first with

@@ -64,8 +64,13 @@ impl ServiceStore for RedisStore {
             instances_replaced: of(instances_replaced),
             ..StoreStats::default()
         };
+        stats.leases = self.calls.leases.stats();
         self.seen.write_to(&mut stats);
         stats
+    }
+
+    fn return_leases(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.calls.return_leases())
     }
 
     fn nodes(&self) -> Vec<NodeState> {

@@ -145,7 +145,7 @@ impl SpreadRequest {
                 let _ = calls.decide_alone(&refund, cost, patience.min(counts)).await;
             }
             // Denials that were cached meanwhile may be out of date.
-            calls.denials.invalidate(patience).await;
+            calls.denials.invalidate(Some(&[]), patience).await;
         });
     }
 

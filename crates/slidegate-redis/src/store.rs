@@ -4,8 +4,8 @@
 //! which decisions are computed here. Checks that arrive while a call for the same keys is in
 //! flight are batched.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use redis_once::{Client, Failure, LastFailure, slot};
 use slidegate::internal::{ResetCounts, instant};
@@ -72,8 +72,11 @@ impl RedisStore {
     pub fn new(options: RedisOptions) -> Result<Self, Error> {
         let client = Arc::new(Client::new(&options.connection).map_err(invalid_options)?);
         let slots = if client.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
-        let calls = Arc::new(Calls {
-            denials: Denials::new(Arc::clone(&client), options.caches_denials),
+        let denials = Denials::new(Arc::clone(&client), options.caches_denials);
+        let calls = Arc::new_cyclic(|own| Calls {
+            leases: Arc::clone(&denials.leases),
+            own: Weak::clone(own),
+            denials,
             client,
             patience: options.connection.deadline,
             reads_expiry: AtomicBool::new(false),
@@ -92,8 +95,19 @@ impl RedisStore {
         })
     }
 
+    /// Decides subjects by calls.
+    async fn decide(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Undecided> {
+        match self.spread(subjects, cost, deadline) {
+            None => Ok(self.batcher.decide(subjects, cost, deadline).await?),
+            Some(request) => mixed::decide(request, subjects).await,
+        }
+    }
+
     fn subjects(&self, charges: &[Charge<'_>]) -> Subjects {
         let mut subjects = Subjects::of(charges, &self.options.names);
+        if subjects.0.iter().any(|subject| subject.lease_us > 0) {
+            self.calls.denials.listen();
+        }
         subjects.0.iter_mut().for_each(|subject| subject.quota = self.calls.counted(subject.quota));
         subjects
     }
@@ -135,6 +149,10 @@ impl RedisStore {
 impl SharedStore for RedisStore {
     async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        let mut admitted = self.calls.leases.admit(charges, &self.options.names);
+        if let Some(answers) = admitted.all() {
+            return Ok(answers);
+        }
         self.require_ticket_secret(charges).await.map_err(undecided)?;
         let deadline = self.calls.deadline();
         let subjects = self.subjects(charges);
@@ -148,14 +166,26 @@ impl SharedStore for RedisStore {
         let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
         let is_cached = self.options.caches_denials && subjects.may_be_cached() && !is_waiting();
         let ticket = match is_cached.then(|| self.cached(&subjects, cost)) {
-            Some(Ok(answers)) => return Ok(answers),
+            Some(Ok(answers)) => {
+                admitted.put_back(&self.calls.leases);
+                return Ok(answers);
+            }
             Some(Err(ticket)) => Some(ticket),
             None => None,
         };
-        let decided = match self.spread(&subjects, cost, deadline) {
-            None => self.batcher.decide(&subjects, cost, deadline).await.map_err(undecided),
-            Some(request) => mixed::decide(request, &subjects).await.map_err(undecided),
+        let decided = if admitted.is_none() {
+            self.decide(&subjects, cost, deadline).await
+        } else {
+            // What leases admit is charged: only the others are asked, and what was taken is put back if they deny.
+            let others = subjects.at(&admitted.others());
+            let decided = self.decide(&others, cost, deadline).await;
+            admitted.complete(decided, &others, &self.calls.leases)
         };
+        let decided = decided.map_err(undecided);
+        let decided = decided.map(|mut answers| {
+            self.calls.leases.add_own(&subjects, cost, &mut answers);
+            answers
+        });
         if let (Some(ticket), Ok(answers)) = (ticket, &decided) {
             denials.cache.insert(&subjects, cost, answers, ticket);
         }
@@ -166,7 +196,7 @@ impl SharedStore for RedisStore {
             denials.cache.release(&subject.name, instant());
         }
         if is_refund {
-            denials.invalidate(deadline).await;
+            denials.invalidate(Some(&[]), deadline).await;
         }
         decided
     }
@@ -196,10 +226,7 @@ impl SharedStore for RedisStore {
             Ok(answers) => return Ok(answers),
             Err(ticket) => ticket,
         };
-        let answers = match self.spread(&subjects, cost, deadline) {
-            None => self.batcher.decide(&subjects, cost, deadline).await.map_err(undecided)?,
-            Some(request) => mixed::decide(request, &subjects).await.map_err(undecided)?,
-        };
+        let answers = self.decide(&subjects, cost, deadline).await.map_err(undecided)?;
         self.calls.denials.cache.insert(&subjects, cost, &answers, ticket);
         Ok(answers)
     }
@@ -208,6 +235,8 @@ impl SharedStore for RedisStore {
         let deadline = self.calls.deadline();
         self.calls.denials.cache.clear();
         let subjects = self.subjects(charges);
+        let names = subjects.keys();
+        self.calls.leases.end(Some(&names));
         let deleted = async {
             let mut was_stored = false;
             for subject in &subjects.0 {
@@ -216,7 +245,7 @@ impl SharedStore for RedisStore {
             Ok::<_, Failure>(was_stored)
         };
         let was_stored = deleted.await;
-        self.calls.denials.invalidate(deadline).await;
+        self.calls.denials.invalidate(Some(&names), deadline).await;
         was_stored.map_err(store_failure)
     }
 
@@ -249,6 +278,7 @@ impl SharedStore for RedisStore {
 
     fn quotas_changed(&self) {
         self.calls.denials.cache.clear();
+        self.calls.leases.end(None);
     }
 }
 

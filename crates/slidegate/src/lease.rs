@@ -63,6 +63,13 @@ pub fn renewed_after_us(length_us: u64) -> u64 {
     length_us / 5 * 4
 }
 
+/// The upper half of the ids of an instance's leases: the 32-bit FNV-1a hash of its id, so that a key's holds show who
+/// has a lease.
+#[must_use]
+pub fn holder_of(instance: &str) -> u32 {
+    instance.bytes().fold(0x811C_9DC5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
 /// How much of a key one instance uses: a moving average with a time constant of two leases.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Demand {
@@ -123,6 +130,12 @@ impl Slice {
         let Some(left) = self.left.checked_sub(cost) else { return false };
         self.left = left;
         now_us() < self.end_us
+    }
+
+    /// Whether its time is over.
+    #[must_use]
+    pub fn is_over(&self, now_us: u64) -> bool {
+        now_us >= self.end_us
     }
 
     /// Returns what was taken and not used.

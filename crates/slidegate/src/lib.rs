@@ -71,7 +71,7 @@ pub mod internal {
         EndedHold, HEADER_BYTES, Hold, HoldChange, Holds, MAX_HOLDS, NewHold, TAG, TableList, new_id,
     };
     pub use crate::key::{HashSeed, KeySpace};
-    pub use crate::lease::{Demand, LEAST_REQUESTS, Slice, renewed_after_us, slice_of, usable_us};
+    pub use crate::lease::{Demand, LEAST_REQUESTS, Slice, holder_of, renewed_after_us, slice_of, usable_us};
     pub use crate::policy_reset::{Place, ResetCounts};
     pub use crate::quota::{QuotaFields, Setting};
     pub use crate::store::poll_once;

@@ -90,7 +90,7 @@ impl LastCounts {
         if has_lost_usage {
             self.lock().usage_losses += 1;
             // Denied keys have capacity again, and a denial may be cached for up to a month.
-            calls.denials.invalidate(instant() + PATIENCE).await;
+            calls.denials.invalidate(None, instant() + PATIENCE).await;
         }
         let jumps = calls.times.counts();
         let before = std::mem::replace(&mut self.lock().jumps, jumps);

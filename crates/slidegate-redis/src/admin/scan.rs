@@ -127,7 +127,7 @@ async fn forget(calls: &Calls, keys: Vec<Vec<u8>>) -> Result<u64, Failure> {
         }
     }
     // Also after a failure: some may have been deleted.
-    calls.denials.invalidate(calls.deadline()).await;
+    calls.denials.invalidate(None, calls.deadline()).await;
     deleted
 }
 

@@ -100,7 +100,7 @@ async fn test_calls(calls: &Calls, key: &[u8], deadline: Instant) -> Result<(), 
     let last_failure = LastFailure::default();
     // The limit is two: one is charged and one is reserved, so nothing is left.
     for (hold, is_allowed) in [(None, true), (Some(hold), true), (None, false)] {
-        let subject = Subject { name: key.to_vec(), quota, part, own_cost: None, key: 0, hold };
+        let subject = Subject { name: key.to_vec(), quota, part, own_cost: None, key: 0, hold, lease_us: 0 };
         let subjects = Subjects(smallvec![subject]);
         let answers = Box::pin(calls.call(&subjects, &[1], None, deadline, &last_failure)).await?;
         let decisions = answers.first().and_then(|answer| answer.first());

@@ -29,8 +29,18 @@ const ALGORITHMS: [(&str, &str); RATES] = for_each_rate!(files_of);
 /// The other files that have pieces.
 const FILES: [(&str, &str); 5] = files!["shared", "check", "decide", "holds", "change_holds"];
 /// Pieces that not every script has.
-const OPTIONAL: [&str; 8] =
-    ["needed", "list", "refund_kept", "opens_with_holds", "parts", "verbs", "full", "reserve"];
+const OPTIONAL: [&str; 10] = [
+    "needed",
+    "list",
+    "refund_kept",
+    "opens_with_holds",
+    "parts",
+    "verbs",
+    "full",
+    "reserve",
+    "grant",
+    "granted",
+];
 
 /// Every script that is assembled. Lists are by algorithm, in the order of the other stores.
 #[derive(Debug)]

@@ -269,6 +269,7 @@ mod tests {
             own_cost: None,
             key: 0,
             hold: None,
+            lease_us: 0,
         }
     }
 

@@ -26,6 +26,7 @@ mod increx;
 mod inspect;
 mod instances;
 mod layout;
+mod leases;
 mod mixed;
 mod native;
 mod offers;

@@ -39,6 +39,13 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
         StoreStats::default()
     }
 
+    /// Settles the [leases](crate::Policy::with_lease) of this process, and takes no others from now on: what they have
+    /// left is free for other instances at once, and not when they end. Call it before the process ends. By default
+    /// does nothing.
+    fn return_leases(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
+
     /// The known servers. While none of them is connected, the service counts as degraded.
     fn nodes(&self) -> Vec<NodeState>;
 

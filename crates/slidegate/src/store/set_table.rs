@@ -10,11 +10,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// The maximum number of entries in a set. They are compared one by one.
 const WAYS: usize = 8;
 /// Number of sets, a power of two.
-const SETS: usize = 8192;
+const MANY: usize = 8192;
 
-/// Entries by key. The caller gives the hash of a key, which chooses its set.
+/// Entries by key. The caller gives the hash of a key, which chooses its set. `SETS` is a power of two.
 #[derive(Debug)]
-pub struct SetTable<K, V> {
+pub struct SetTable<K, V, const SETS: usize = MANY> {
     /// Allocated by the first use.
     sets: OnceLock<Sets<K, V>>,
     /// How often everything was forgotten. A set with an older number is out of date.
@@ -31,13 +31,13 @@ pub struct Set<K, V> {
     entries: Vec<(K, V)>,
 }
 
-impl<K, V> Default for SetTable<K, V> {
+impl<K, V, const SETS: usize> Default for SetTable<K, V, SETS> {
     fn default() -> Self {
         Self { sets: OnceLock::new(), generation: AtomicU64::new(0) }
     }
 }
 
-impl<K, V> SetTable<K, V> {
+impl<K, V, const SETS: usize> SetTable<K, V, SETS> {
     /// The maximum number of entries.
     pub const CAPACITY: usize = SETS * WAYS;
 
@@ -52,7 +52,16 @@ impl<K, V> SetTable<K, V> {
         let sets = self.sets.get_or_init(|| (0..SETS).map(|_| new()).collect());
         #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
         let index = hash as usize & (SETS - 1);
-        let mut set = sets[index].lock().unwrap_or_else(PoisonError::into_inner);
+        self.up_to_date(&sets[index])
+    }
+
+    /// Visits every set in use, one after the other.
+    pub fn each_set(&self, mut visit: impl FnMut(&mut Set<K, V>)) {
+        self.sets.get().into_iter().flatten().for_each(|set| visit(&mut self.up_to_date(set)));
+    }
+
+    fn up_to_date<'s>(&self, set: &'s Mutex<Set<K, V>>) -> MutexGuard<'s, Set<K, V>> {
+        let mut set = set.lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock, so a set never goes back to an older number.
         let generation = self.generation.load(Ordering::SeqCst);
         if set.generation != generation {
@@ -129,7 +138,10 @@ mod tests {
         assert!(sets.iter().all(|set| set.lock().unwrap().entries.capacity() <= WAYS));
         assert!(has(&table, 2 * most - 1));
         table.clear();
-        assert_eq!(sets.iter().map(|set| set.lock().unwrap().entries.len()).sum::<usize>(), SETS * WAYS);
+        assert_eq!(
+            sets.iter().map(|set| set.lock().unwrap().entries.len()).sum::<usize>(),
+            Numbers::CAPACITY
+        );
         assert!((0..2 * most).step_by(97).all(|key| !has(&table, key)));
     }
 

@@ -1,0 +1,504 @@
+//! Leases: slices of hot keys' limits from which this process admits without a call.
+//!
+//! `slidegate::lease` has the rule, `docs/leases.md` the argument. A key that is checked often asks for a lease along
+//! with its next call, and settles the one it had in the same call; while that is in flight, it has none. A lease that
+//! was used is renewed before its end by [`keeper`](self), one that was not is settled. All of a lease that nobody
+//! settles is charged at its end, so whatever is lost here costs room and admits nothing.
+//!
+//! Leases are taken only while news are heard of keys that other instances reset; what was not heard lasts at most as
+//! long as the leases that are open.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use redis_once::{Executed, LastFailure};
+use slidegate::internal::{
+    Demand, HashSeed, LEAST_REQUESTS, SetTable, Slice, Waits, holder_of, instant, micros, renewed_after_us,
+    usable_us,
+};
+use slidegate::store::{BoxFuture, Charge, LeaseStats};
+use slidegate::{Decision, DecisionSource, Excess, verb::Verb};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::call::{Answers, LeaseTerms, Subject, Subjects};
+use crate::calls::Calls;
+use crate::names::Names;
+use crate::reply::Grant;
+use crate::spread::Undecided;
+
+/// Sets of the table, with eight keys each: at most 4,096 keys are leased.
+const SETS: usize = 512;
+
+/// The keys that are checked often, and their leases.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    keys: SetTable<u128, LeasedKey, SETS>,
+    /// Random, so that clients cannot choose the set of a key.
+    secret: HashSeed,
+    /// Before the number in the ids of leases: the hash of this instance.
+    holder: u64,
+    next: AtomicU64,
+    created: Instant,
+    /// Set when the process ends: no lease is taken any more.
+    is_closed: AtomicBool,
+    counters: Mutex<BTreeMap<String, Arc<Counters>>>,
+}
+
+/// What is known of a key.
+#[derive(Debug, Default)]
+struct LeasedKey {
+    demand: Demand,
+    /// The largest cost of a request in its last call.
+    cost: u64,
+    /// How long its last call took.
+    way_us: u64,
+    lease: Option<Box<Lease>>,
+    /// Whether a call asks for a lease.
+    is_asking: bool,
+    /// Before that it does not ask again.
+    asks_after_us: u64,
+}
+
+/// A lease that this process holds.
+#[derive(Debug)]
+struct Lease {
+    slice: Slice,
+    subject: Subject,
+    /// The key when it was granted.
+    granted: Decision,
+    granted_us: u64,
+    /// Whether others may know better by now: it is settled by the next call, or runs out.
+    is_ended: bool,
+    counters: Arc<Counters>,
+}
+
+/// Counts of one policy since the store was created.
+#[derive(Debug, Default)]
+struct Counters {
+    granted: AtomicU64,
+    renewed: AtomicU64,
+    returned: AtomicU64,
+    expired: AtomicU64,
+    admitted: AtomicU64,
+}
+
+/// The charges of a request that leases admit.
+#[derive(Debug, Default)]
+pub(crate) struct Admitted {
+    /// By charge.
+    decisions: SmallVec<[Option<Decision>; 2]>,
+    /// By charge: key and id of the lease, and the cost taken from it.
+    taken: SmallVec<[Option<(u128, u64, u64)>; 2]>,
+}
+
+/// What a call does with leases.
+pub(crate) struct Asked<'l> {
+    leases: &'l Leases,
+    /// By subject. Empty if the call has none.
+    pub(crate) terms: SmallVec<[Option<LeaseTerms>; 2]>,
+    /// By subject.
+    keys: SmallVec<[u128; 2]>,
+}
+
+impl Leases {
+    pub(crate) fn new(instance: &str) -> Self {
+        Self {
+            keys: SetTable::default(),
+            secret: HashSeed::random(),
+            holder: u64::from(holder_of(instance)) << 32,
+            next: AtomicU64::new(fastrand::u64(..)),
+            created: instant(),
+            is_closed: AtomicBool::new(false),
+            counters: Mutex::default(),
+        }
+    }
+
+    /// Takes what leases have of a request's charges. Charges of checks only, each decided by its own key.
+    pub(crate) fn admit(&self, charges: &[Charge<'_>], names: &Names) -> Admitted {
+        let mut admitted = Admitted::default();
+        if self.keys.is_unused() || !charges.iter().all(is_leasable) {
+            return admitted;
+        }
+        for charge in charges {
+            let admit = || {
+                charge.key.space.lease.filter(|_| charge.part.cost > 0)?;
+                self.take(self.secret.hash_of(&names.name(&charge.key)), charge)
+            };
+            let (taken, decision) = admit().unzip();
+            admitted.taken.push(taken);
+            admitted.decisions.push(decision);
+        }
+        admitted
+    }
+
+    fn take(&self, key: u128, charge: &Charge<'_>) -> Option<((u128, u64, u64), Decision)> {
+        let mut set = self.keys.set(lowest_bits(key));
+        let lease = set.get_mut(key)?.lease.as_mut()?;
+        if lease.is_ended || lease.subject.quota != *charge.quota {
+            return None;
+        }
+        let (cost, mut now_us) = (charge.part.cost, 0);
+        let is_admitted = lease.slice.take(cost, || {
+            now_us = self.micros(instant());
+            now_us
+        });
+        is_admitted.then(|| {
+            lease.counters.admitted.fetch_add(1, Ordering::Relaxed);
+            ((key, lease.slice.id, cost), lease.decision(cost, now_us))
+        })
+    }
+
+    /// What a call does with the leases of its keys: it settles those that this process has, and asks for those that
+    /// would pay.
+    pub(crate) fn ask(&self, subjects: &Subjects, costs: &[u64], is_heard: bool) -> Asked<'_> {
+        let mut asked = Asked { leases: self, terms: SmallVec::new(), keys: SmallVec::new() };
+        let is_leased = |subject: &Subject| subject.lease_us > 0 && subject.part.verb != Verb::Peek;
+        if !subjects.0.iter().any(is_leased) {
+            return asked;
+        }
+        let now_us = self.micros(instant());
+        for (at, subject) in subjects.0.iter().enumerate() {
+            let key = self.secret.hash_of(&subject.name);
+            let may = is_leased(subject) && subject.key == at && subject.hold.is_none();
+            asked.keys.push(key);
+            asked.terms.push(if may { self.terms(key, subject, costs, is_heard, now_us) } else { None });
+        }
+        if asked.terms.iter().all(Option::is_none) {
+            asked.terms.clear();
+        }
+        asked
+    }
+
+    fn terms(
+        &self,
+        key: u128,
+        subject: &Subject,
+        costs: &[u64],
+        is_heard: bool,
+        now_us: u64,
+    ) -> Option<LeaseTerms> {
+        let is_check = subject.part.verb == Verb::Check && subject.part.is_one_step();
+        let length_us = subject.lease_us;
+        let mut set = self.keys.set(lowest_bits(key));
+        if set.get_mut(key).is_none() {
+            if !is_check {
+                return None;
+            }
+            // The lease of a key that is replaced runs out: it was used least.
+            set.insert(key, LeasedKey::default(), |one| {
+                (one.lease.is_some(), one.demand.want(now_us, 1_000_000))
+            });
+        }
+        let known = set.get_mut(key)?;
+        let mut is_used = true;
+        let settled = known.lease.take().map(|lease| {
+            let over_us = now_us.saturating_sub(lease.granted_us);
+            let (id, is_late) = (lease.slice.id, lease.slice.is_over(now_us));
+            let used = lease.slice.end();
+            is_used = used > 0;
+            known.demand.note(used, now_us, over_us.max(1), length_us);
+            let counter = if is_late { &lease.counters.expired } else { &lease.counters.returned };
+            counter.fetch_add(1, Ordering::Relaxed);
+            (id, used)
+        });
+        if let Some(most) = costs.iter().map(|cost| subject.part(*cost).cost).max() {
+            known.cost = most;
+            known.demand.note(costs.iter().map(|cost| subject.part(*cost).cost).sum(), now_us, 0, length_us);
+        }
+        let least = known.cost.saturating_mul(LEAST_REQUESTS).max(1);
+        let want = known.demand.want(now_us, length_us);
+        let pays = want >= least && (is_used || !costs.is_empty()) && known.way_us <= length_us / 4;
+        let asks = is_check && pays && is_heard && now_us >= known.asks_after_us && !known.is_asking;
+        let asks = asks && !self.is_closed.load(Ordering::Relaxed);
+        if !asks && settled.is_none() {
+            return None;
+        }
+        known.is_asking |= asks;
+        let id = self.holder | self.next.fetch_add(1, Ordering::Relaxed) & u64::from(u32::MAX);
+        Some(LeaseTerms { settled, id, want: if asks { want } else { 0 }, least, ttl_us: length_us })
+    }
+
+    /// Ends the leases of the keys with these names, or of all, because other instances have freed or changed something:
+    /// what is left of them is not used.
+    pub(crate) fn end(&self, names: Option<&[Vec<u8>]>) {
+        if self.keys.is_unused() {
+            return;
+        }
+        let end = |known: &mut LeasedKey| known.lease.iter_mut().for_each(|lease| lease.is_ended = true);
+        match names {
+            Some(names) => names.iter().for_each(|name| {
+                let key = self.secret.hash_of(name);
+                self.keys.set(lowest_bits(key)).get_mut(key).into_iter().for_each(end);
+            }),
+            None => self.keys.each_set(|set| set.values_mut().for_each(end)),
+        }
+    }
+
+    /// Adds what this process's leases have left to peeks at their keys, which the store counts as held.
+    pub(crate) fn add_own(&self, subjects: &Subjects, cost: u64, answers: &mut Answers) {
+        if self.keys.is_unused() {
+            return;
+        }
+        let peeks = |subject: &Subject| subject.lease_us > 0 && subject.part.verb == Verb::Peek;
+        for (subject, answer) in subjects.0.iter().zip(answers).filter(|(subject, _)| peeks(subject)) {
+            let key = self.secret.hash_of(&subject.name);
+            let mut set = self.keys.set(lowest_bits(key));
+            let Some(lease) = set.get_mut(key).and_then(|known| known.lease.as_ref()) else { continue };
+            if lease.is_ended || lease.slice.is_over(self.micros(instant())) {
+                continue;
+            }
+            let left = lease.slice.left().min(answer.held);
+            answer.held -= left;
+            answer.remaining = answer.remaining.saturating_add(left);
+            if answer.is_denied() && subject.part(cost).asks() <= answer.remaining && !subject.part.over_limit
+            {
+                answer.verdict = slidegate::Verdict::Allow;
+                answer.waits.retry_us = 0;
+            }
+        }
+    }
+
+    /// Ends leasing for good. Returns the keys that have a lease, each to be settled by a call.
+    fn close(&self) -> Vec<Subjects> {
+        self.is_closed.store(true, Ordering::SeqCst);
+        let mut open = Vec::new();
+        if !self.keys.is_unused() {
+            self.keys.each_set(|set| {
+                let leases = set.values_mut().filter_map(|known| known.lease.as_ref());
+                open.extend(leases.map(|lease| Subjects(SmallVec::from_iter([lease.subject.clone()]))));
+            });
+        }
+        open
+    }
+
+    /// Counts by policy.
+    pub(crate) fn stats(&self) -> BTreeMap<String, LeaseStats> {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = |counters: &Arc<Counters>| LeaseStats {
+            granted: of(&counters.granted),
+            renewed: of(&counters.renewed),
+            returned: of(&counters.returned) - of(&counters.renewed).min(of(&counters.returned)),
+            expired: of(&counters.expired),
+            admitted: of(&counters.admitted),
+            ..LeaseStats::default()
+        };
+        let mut stats: BTreeMap<_, _> =
+            self.counters().iter().map(|(policy, counters)| (policy.clone(), counts(counters))).collect();
+        if !stats.is_empty() {
+            self.keys.each_set(|set| {
+                for lease in set.values_mut().filter_map(|known| known.lease.as_ref()) {
+                    if let Some(of_policy) = stats.get_mut(policy_of(&lease.subject.name)) {
+                        of_policy.open += 1;
+                        of_policy.held += lease.slice.left();
+                        of_policy.limit += lease.subject.quota.limit();
+                    }
+                }
+            });
+        }
+        stats
+    }
+
+    fn counters(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Counters>>> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counters_of(&self, name: &[u8]) -> Arc<Counters> {
+        Arc::clone(self.counters().entry(policy_of(name).to_owned()).or_default())
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        micros(at.saturating_duration_since(self.created))
+    }
+}
+
+/// The policy of a key with this name.
+fn policy_of(name: &[u8]) -> &str {
+    let untagged = Names::untagged(name);
+    let end = untagged.iter().position(|byte| *byte == b':').unwrap_or(untagged.len());
+    std::str::from_utf8(&untagged[..end]).unwrap_or_default()
+}
+
+/// Whether leases may decide it: a check whose cost is known, and that only its own key decides.
+fn is_leasable(charge: &Charge<'_>) -> bool {
+    let part = &charge.part;
+    part.verb == Verb::Check
+        && part.is_unconditional()
+        && part.excess == Excess::Refuse
+        && charge.reserve.is_none()
+}
+
+impl Lease {
+    /// The decision on a cost that was just taken. Others may have used more since the grant, and less than they hold.
+    fn decision(&self, cost: u64, now_us: u64) -> Decision {
+        let (granted, left) = (&self.granted, self.slice.left());
+        let passed_us = now_us.saturating_sub(self.granted_us);
+        let later = |wait_us: u64| wait_us.saturating_sub(passed_us);
+        let Waits { reset_us, frees_us, .. } = granted.waits;
+        Decision {
+            cost,
+            used: granted.used + self.slice.amount() - left,
+            held: granted.held.saturating_sub(self.slice.amount()),
+            remaining: granted.remaining + left,
+            at: granted.at + Duration::from_micros(passed_us),
+            source: DecisionSource::Leased,
+            waits: Waits { retry_us: 0, reset_us: later(reset_us), frees_us: later(frees_us) },
+            ..*granted
+        }
+    }
+}
+
+impl Admitted {
+    /// The decisions, if leases admit all charges.
+    pub(crate) fn all(&self) -> Option<Answers> {
+        if self.decisions.is_empty() { None } else { self.decisions.iter().copied().collect() }
+    }
+
+    /// Whether leases admit nothing.
+    pub(crate) fn is_none(&self) -> bool {
+        self.taken.iter().all(Option::is_none)
+    }
+
+    /// The positions of the charges that leases do not admit.
+    pub(crate) fn others(&self) -> SmallVec<[usize; 4]> {
+        (0..self.taken.len()).filter(|at| self.taken[*at].is_none()).collect()
+    }
+
+    /// All decisions, with those on the others. A denial of one puts back what was taken; after a failure, the call may
+    /// have charged the others, so what was taken stays used.
+    pub(crate) fn complete(
+        mut self,
+        decided: Result<Answers, Undecided>,
+        others: &Subjects,
+        leases: &Leases,
+    ) -> Result<Answers, Undecided> {
+        match decided {
+            Ok(answers) => {
+                if others.denies(&answers) {
+                    self.put_back(leases);
+                }
+                let mut answers = answers.into_iter();
+                Ok(self.decisions.iter().filter_map(|own| own.or_else(|| answers.next())).collect())
+            }
+            Err(mut undecided) => {
+                if undecided.failure.executed == Executed::No || undecided.denied.is_some() {
+                    self.put_back(leases);
+                }
+                undecided.denied = undecided.denied.map(|denied| {
+                    let mut denied = denied.into_iter();
+                    self.decisions.iter().map(|own| own.or_else(|| denied.next().flatten())).collect()
+                });
+                Err(undecided)
+            }
+        }
+    }
+
+    /// Returns what was taken to its leases, because the request is denied. What a lease that has ended meanwhile was
+    /// settled to includes it.
+    pub(crate) fn put_back(&mut self, leases: &Leases) {
+        for (taken, decision) in self.taken.iter().zip(&mut self.decisions) {
+            let (Some((key, id, cost)), Some(decision)) = (taken, decision) else { continue };
+            if let Some(known) = leases.keys.set(lowest_bits(*key)).get_mut(*key)
+                && let Some(lease) = known.lease.as_mut().filter(|lease| lease.slice.id == *id)
+            {
+                lease.slice.put_back(*cost);
+            }
+            decision.used = decision.used.saturating_sub(*cost);
+            decision.remaining = decision.remaining.saturating_add(*cost);
+            decision.cost = 0;
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// Takes what was granted by a call that was `sent` and has `arrived`. Returns the keys and ids of the leases, and
+    /// when they are to be renewed.
+    pub(crate) fn granted(
+        &self,
+        subjects: &Subjects,
+        grants: &[Grant],
+        (sent, arrived): (Instant, Instant),
+    ) -> SmallVec<[(u128, u64, Instant); 1]> {
+        let (sent_us, arrived_us) = (self.leases.micros(sent), self.leases.micros(arrived));
+        let mut taken = SmallVec::new();
+        for (at, (terms, key)) in self.terms.iter().zip(&self.keys).enumerate() {
+            let Some(terms) = terms else { continue };
+            let mut set = self.leases.keys.set(lowest_bits(*key));
+            let Some(known) = set.get_mut(*key) else { continue };
+            known.way_us = arrived_us - sent_us;
+            let Some(grant) = grants.iter().find(|grant| grant.subject == at) else {
+                if terms.want > 0 {
+                    known.asks_after_us = arrived_us + terms.ttl_us / 8;
+                }
+                continue;
+            };
+            let subject = &subjects.0[at];
+            let counters = self.leases.counters_of(&subject.name);
+            counters.granted.fetch_add(1, Ordering::Relaxed);
+            if terms.settled.is_some() {
+                counters.renewed.fetch_add(1, Ordering::Relaxed);
+            }
+            known.lease = Some(Box::new(Lease {
+                slice: Slice::new(terms.id, grant.amount, sent_us + usable_us(grant.ttl_us)),
+                subject: subject.clone(),
+                granted: grant.decision,
+                granted_us: arrived_us,
+                is_ended: false,
+                counters,
+            }));
+            taken.push((*key, terms.id, sent + Duration::from_micros(renewed_after_us(grant.ttl_us))));
+        }
+        taken
+    }
+}
+
+impl Drop for Asked<'_> {
+    /// Also if the call failed or its caller is gone.
+    fn drop(&mut self) {
+        for (terms, key) in self.terms.iter().zip(&self.keys) {
+            if terms.is_some_and(|terms| terms.want > 0)
+                && let Some(known) = self.leases.keys.set(lowest_bits(*key)).get_mut(*key)
+            {
+                known.is_asking = false;
+            }
+        }
+    }
+}
+
+/// Renews a lease before its end, if it is still open by then. Boxed, because the call that renews it spawns the next.
+pub(crate) fn keep(calls: Weak<Calls>, (key, id, at): (u128, u64, Instant)) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        tokio::time::sleep_until(at).await;
+        let Some(calls) = calls.upgrade() else { return };
+        let subject = {
+            let mut set = calls.leases.keys.set(lowest_bits(key));
+            let lease = set.get_mut(key).and_then(|known| known.lease.as_ref());
+            lease.filter(|lease| lease.slice.id == id && !lease.is_ended).map(|lease| lease.subject.clone())
+        };
+        if let Some(subject) = subject {
+            calls.settle(&Subjects(SmallVec::from_iter([subject]))).await;
+        }
+    })
+}
+
+impl Calls {
+    /// Settles the lease of a key, and asks for another one if that pays. If it fails, the store charges all of it at
+    /// its end.
+    async fn settle(&self, subjects: &Subjects) {
+        let _ = Box::pin(self.call(subjects, &[], None, self.deadline(), &LastFailure::default())).await;
+    }
+
+    /// Settles all leases, and takes no others from now on.
+    pub(crate) async fn return_leases(&self) {
+        for subjects in self.leases.close() {
+            self.settle(&subjects).await;
+        }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)]
+fn lowest_bits(hash: u128) -> u64 {
+    hash as u64
+}

@@ -1,0 +1,204 @@
+//! Leases: several instances that admit from slices of one limit.
+//!
+//! `exactness.rs` judges processes with leases by every window; the simulation and the model of the protocol are among
+//! the library's tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slidegate::store::{LeaseStats, ServiceStore};
+use slidegate::{Algorithm, Decision, DecisionSource, LeaseLength, Policy, Quota, Request};
+use slidegate_redis::RedisGate;
+use slidegate_testkit::redis::RedisServer;
+use tokio::time::{Instant, sleep};
+
+use crate::callers::{gate, options};
+
+/// Long enough for a busy machine to use a lease, and to wait for its end.
+const LENGTH: Duration = Duration::from_millis(200);
+/// No test waits so long.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// A policy with leases of which nothing expires during a test.
+fn leased(name: &str, limit: u64) -> Policy {
+    let policy = Policy::new(name, Quota::per_day(limit)).unwrap().with_scope(["user"]);
+    policy.with_lease(LeaseLength::Fixed(LENGTH))
+}
+
+fn of(cost: u64) -> Request<'static> {
+    Request::new().with("user", "alice").with_cost(cost)
+}
+
+async fn check(gate: &RedisGate, cost: u64) -> Decision {
+    *gate.check(&of(cost)).await.strictest().unwrap().decision()
+}
+
+async fn peek(gate: &RedisGate) -> Decision {
+    *gate.peek(&of(1)).await.strictest().unwrap().decision()
+}
+
+/// Checks until one is admitted from a lease. Returns how many were admitted.
+async fn until_leased(gate: &RedisGate) -> u64 {
+    let begun = Instant::now();
+    let mut admitted = 0;
+    loop {
+        let decision = check(gate, 1).await;
+        admitted += u64::from(decision.is_allowed());
+        if decision.source() == DecisionSource::Leased {
+            return admitted;
+        }
+        assert!(begun.elapsed() < HANGS, "{decision:?} {:?}", gate.store().primary().stats());
+    }
+}
+
+fn stats(gate: &RedisGate, policy: &str) -> LeaseStats {
+    gate.store().primary().stats().leases.get(policy).copied().unwrap_or_default()
+}
+
+/// Checks of one user, as fast as they go, until all gates deny for so long that no lease is open.
+async fn exhaust(gates: &[Arc<RedisGate>]) -> u64 {
+    let ask = |gate: Arc<RedisGate>| async move {
+        let (mut admitted, mut since) = (0, Instant::now());
+        while since.elapsed() < 3 * LENGTH {
+            if check(&gate, 1).await.is_allowed() {
+                (admitted, since) = (admitted + 1, Instant::now());
+            } else {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        admitted
+    };
+    let asked: Vec<_> = gates.iter().map(|gate| tokio::spawn(ask(gate.clone()))).collect();
+    let mut admitted = 0;
+    for one in asked {
+        admitted += one.await.unwrap();
+    }
+    admitted
+}
+
+/// The one promise: whatever instances hold, together they admit the limit, and all of it.
+#[tokio::test]
+async fn instances_with_leases_admit_the_limit_and_no_more_under_any_algorithm() {
+    let server = RedisServer::start();
+    for algorithm in Algorithm::ALL {
+        let policy = || {
+            // A bucket drains meanwhile, 2 in ten minutes.
+            let quota = Quota::per_day(3000).with_algorithm(algorithm);
+            let policy = Policy::new(&format!("p-{algorithm}"), quota).unwrap().with_scope(["user"]);
+            policy.with_lease(LeaseLength::Fixed(LENGTH))
+        };
+        let gates: Vec<_> = (0..3).map(|_| gate([policy()], options(&server.url_as_user()))).collect();
+        let admitted = exhaust(&gates).await;
+        let by_leases: u64 = gates.iter().map(|gate| stats(gate, policy().name()).admitted).sum();
+        let calls: u64 = gates.iter().map(|gate| gate.store().primary().stats().calls).sum();
+        println!("{algorithm}: {admitted} admitted, {by_leases} from leases, {calls} calls");
+        let drained = if algorithm == Algorithm::TokenBucket { 2 } else { 0 };
+        assert!((3000..=3000 + drained).contains(&admitted), "{algorithm}: {admitted}");
+        assert!(by_leases > admitted / 2 && by_leases < admitted, "{algorithm}: {by_leases} of {admitted}");
+        let failures: u64 = gates.iter().map(|gate| gate.store().stats().fallbacks).sum();
+        assert_eq!(failures, 0, "{algorithm}");
+    }
+}
+
+/// Operators and invoices see what was used, not what was held.
+#[tokio::test]
+async fn what_is_settled_is_what_was_admitted() {
+    let server = RedisServer::start();
+    let one = gate([leased("p", 1_000_000)], options(&server.url_as_user()));
+    let other = gate([leased("p", 1_000_000)], options(&server.url_as_user()));
+    let mut admitted = until_leased(&one).await;
+    let decision = check(&one, 1).await;
+    admitted += 1;
+    assert_eq!((decision.source(), decision.used()), (DecisionSource::Leased, admitted));
+    assert_eq!(decision.remaining(), 1_000_000 - admitted, "nobody else uses the key");
+    let (seen, own) = (peek(&other).await, peek(&one).await);
+    assert!(seen.held() > 0 && seen.used() + seen.held() + seen.remaining() == 1_000_000, "{seen:?}");
+    assert!(own.remaining() > seen.remaining(), "{own:?}");
+    one.store().primary().return_leases().await;
+    let seen = peek(&other).await;
+    assert_eq!((seen.used(), seen.held(), seen.remaining()), (admitted, 0, 1_000_000 - admitted));
+    let counts = stats(&one, "p");
+    assert_eq!((counts.open, counts.held), (0, 0));
+    assert!(counts.granted >= 1 && counts.returned >= 1 && counts.admitted > 0, "{counts:?}");
+    assert_eq!(check(&one, 1).await.source(), DecisionSource::Store, "no lease is taken any more");
+}
+
+/// Whoever is killed gives nothing back: its slice counts as used, and is charged by the next one who looks.
+#[tokio::test]
+async fn the_slice_of_an_instance_that_is_gone_is_charged_at_its_end() {
+    let server = RedisServer::start();
+    let (one, other) = (
+        gate([leased("p", 10_000)], options(&server.url())),
+        gate([leased("p", 10_000)], options(&server.url())),
+    );
+    let admitted = until_leased(&one).await;
+    let held = peek(&other).await.held();
+    drop(one);
+    sleep(LENGTH + Duration::from_millis(5)).await;
+    let seen = peek(&other).await;
+    assert_eq!(seen.held(), 0);
+    assert!(seen.used() >= admitted && seen.used() >= held, "{seen:?}, {admitted} admitted");
+}
+
+/// A request that another policy denies leaves a lease as it was.
+#[tokio::test]
+async fn what_a_lease_admits_is_put_back_if_another_policy_denies() {
+    let server = RedisServer::start();
+    let narrow = Policy::new("narrow", Quota::per_day(1500)).unwrap().with_scope(["user"]);
+    let policies = || [leased("wide", 1_000_000), narrow.clone()];
+    let (one, witness) = (gate(policies(), options(&server.url())), gate(policies(), options(&server.url())));
+    let begun = Instant::now();
+    let (mut admitted, mut denied, mut from_lease) = (0, 0, 0);
+    while denied < 200 {
+        let request = of(1);
+        let decisions = one.check(&request).await;
+        let wide = decisions.iter().next().unwrap().decision().source() == DecisionSource::Leased;
+        (admitted, denied) =
+            if decisions.is_allowed() { (admitted + 1, denied) } else { (admitted, denied + 1) };
+        from_lease += u64::from(wide && decisions.is_allowed());
+        assert!(begun.elapsed() < HANGS);
+    }
+    assert_eq!(admitted, 1500);
+    assert!(from_lease > 0);
+    one.store().primary().return_leases().await;
+    let request = of(1);
+    let used: Vec<_> = witness.peek(&request).await.iter().map(|one| one.decision().used()).collect();
+    assert_eq!(used, [1500, 1500]);
+}
+
+/// A cost that a slice has not left is decided on the whole limit, by a call that gives back what is left.
+#[tokio::test]
+async fn a_cost_above_what_is_left_settles_the_lease_in_its_call() {
+    let server = RedisServer::start();
+    let one = gate([leased("p", 2000)], options(&server.url()));
+    let admitted = until_leased(&one).await;
+    let left = 2000 - admitted;
+    let decision = check(&one, left).await;
+    assert!(decision.is_allowed() && decision.source() == DecisionSource::Store, "{decision:?}");
+    assert_eq!((decision.used(), decision.remaining(), decision.held()), (2000, 0, 0));
+}
+
+/// An operator resets a key: what instances hold of it must not be used on top of the whole limit.
+#[tokio::test]
+async fn a_reset_ends_the_leases_of_its_keys_in_all_instances() {
+    let server = RedisServer::start();
+    let policies = || [leased("p", 1_000_000), leased("q", 1_000_000)];
+    let (one, other) = (gate(policies(), options(&server.url())), gate(policies(), options(&server.url())));
+    let under = |policy| Request::new().with("user", "alice").under(policy);
+    let source = async |policy| one.check(&under(policy)).await.strictest().unwrap().decision().source();
+    let begun = Instant::now();
+    while source("p").await != DecisionSource::Leased || source("q").await != DecisionSource::Leased {
+        assert!(begun.elapsed() < HANGS);
+    }
+    let granted = stats(&one, "p").granted;
+    other.reset(&under("p")).await.unwrap();
+    // The news takes its way; then the key is decided by a call, and used from what was reset.
+    while stats(&one, "p").granted == granted {
+        source("p").await;
+        assert!(begun.elapsed() < HANGS);
+    }
+    one.store().primary().return_leases().await;
+    let counts = stats(&one, "p");
+    let used = other.peek(&under("p")).await.strictest().unwrap().decision().used();
+    assert!(used > 0 && used < counts.admitted + 1_000, "{used} {counts:?}");
+}
