@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::{DecisionSource, Policy, Quota, Request};
+use slidegate::store::ServiceStore;
+use slidegate::{DecisionSource, LeaseLength, Policy, Quota, Request};
 use slidegate_redis::{RedisGate, RedisOptions};
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until;
@@ -70,22 +71,24 @@ enum Mode {
     Batched,
     Alone,
     Tagged,
+    Leased,
 }
 
 impl Mode {
-    const ALL: [Self; 3] = [Self::Batched, Self::Alone, Self::Tagged];
+    const ALL: [Self; 4] = [Self::Batched, Self::Alone, Self::Tagged, Self::Leased];
 
     fn name(self) -> &'static str {
         match self {
             Self::Batched => "batched",
             Self::Alone => "alone",
             Self::Tagged => "tagged",
+            Self::Leased => "leased",
         }
     }
 
     fn options(self, url: &str) -> RedisOptions {
         match self {
-            Self::Batched => options(url),
+            Self::Batched | Self::Leased => options(url),
             Self::Alone => options(url).without_batching().without_denial_cache(),
             Self::Tagged => options(url).with_hash_tag("tenant"),
         }
@@ -204,10 +207,11 @@ impl Drop for Client {
 }
 
 /// A gate of this window. Policies of another window have other names, so they share no key.
-fn limits(options: RedisOptions, window: Duration) -> Arc<RedisGate> {
+fn limits(mode: Mode, options: RedisOptions, window: Duration) -> Arc<RedisGate> {
     let policy = |kind, limit| {
         let name = format!("{kind}-{}", window.as_millis());
-        Policy::new(&name, Quota::new(limit, window).unwrap()).unwrap()
+        let policy = Policy::new(&name, Quota::new(limit, window).unwrap()).unwrap();
+        policy.with_lease((mode == Mode::Leased).then_some(LeaseLength::OfWindow))
     };
     let wide = policy("wide", WIDE).with_scope(["tenant"]);
     gate([wide, policy("narrow", NARROW).with_scope(["tenant", "user"])], options)
@@ -215,7 +219,7 @@ fn limits(options: RedisOptions, window: Duration) -> Arc<RedisGate> {
 
 /// Whether the store decided. No round may fall back: the judge knows only what the store decides.
 fn is_by_store(source: DecisionSource) -> bool {
-    matches!(source, DecisionSource::Store | DecisionSource::CachedDenial)
+    !source.is_fallback()
 }
 
 /// What the other tests start several of.
@@ -224,7 +228,7 @@ fn is_by_store(source: DecisionSource) -> bool {
 fn a_client_of_the_other_tests() {
     let (url, mode) = (env::var(URL).unwrap(), env::var(MODE).unwrap());
     let mode = Mode::ALL.into_iter().find(|known| known.name() == mode).unwrap();
-    let [long, short] = [LONG_WINDOW, SHORT_WINDOW].map(|window| limits(mode.options(&url), window));
+    let [long, short] = [LONG_WINDOW, SHORT_WINDOW].map(|window| limits(mode, mode.options(&url), window));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         // Every client is connected and has loaded its scripts before any of them begins.
@@ -239,6 +243,8 @@ fn a_client_of_the_other_tests() {
         }
         loop {
             round(&short, "t", Extent::Admitted(ADMITTED_EACH)).await;
+            let leased: u64 = short.store().primary().stats().leases.values().map(|one| one.admitted).sum();
+            assert_eq!(mode == Mode::Leased, leased > 0, "{leased} admitted from leases");
         }
     });
 }
@@ -375,6 +381,12 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
     let mut total: u64 = users.iter().sum();
     println!("{mode:?}, {tenant}: {users:?} admitted");
     assert!(total <= WIDE, "{total} instead of {WIDE}, {mode:?}");
+    if mode == Mode::Leased {
+        // Who is denied may be so for what others have leased and not used, and what is put back into a lease that has
+        // ended stays charged.
+        assert!(users.iter().all(|admitted| *admitted <= NARROW), "{users:?}");
+        return;
+    }
     if NARROW + 3 * wanted <= WIDE {
         assert_eq!(users, [NARROW, wanted, wanted, wanted], "{mode:?}");
     } else {
@@ -386,7 +398,7 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         // What is left is admitted to anyone who asks alone, and then nobody is.
-        let gate = limits(mode.options(url).without_denial_cache(), LONG_WINDOW);
+        let gate = limits(mode, mode.options(url).without_denial_cache(), LONG_WINDOW);
         let names: Vec<_> = (0..USERS).map(|user| user.to_string()).collect();
         let request = |user: usize| Request::new().with("tenant", &tenant).with("user", &names[user]);
         let mut users = users.to_vec();
@@ -431,8 +443,9 @@ fn judge_windows(mode: Mode, admitted: &[(usize, [Admitted; 2])]) {
             (most_certain(&admitted, SHORT_WINDOW), most_by_server(&admitted, SHORT_WINDOW));
         println!("{mode:?}: {} admitted, at most {by_server} of {limit} in one window", admitted.len());
         assert!(certain <= limit, "{certain} instead of {limit} in one window, {mode:?}");
+        // The time of a decision from a lease is this process's estimate.
         assert!(
-            by_server <= limit,
+            by_server <= limit || mode == Mode::Leased,
             "{by_server} instead of {limit} in one window by the server's clock, {mode:?}"
         );
     }
@@ -466,4 +479,18 @@ fn three_processes_on_a_cluster_admit_what_the_limits_say() {
 fn three_processes_on_a_cluster_with_a_hash_tag_admit_what_the_limits_say() {
     let cluster = harness::cluster();
     judge(&cluster.url_as_user(), Mode::Tagged);
+}
+
+/// With leases most of it is decided in the processes, each for itself.
+#[test]
+fn three_processes_with_leases_admit_what_the_limits_say() {
+    let server = RedisServer::start();
+    judge(&server.url_as_user(), Mode::Leased);
+}
+
+/// A request takes from the leases of its keys, wherever they are.
+#[test]
+fn three_processes_with_leases_on_a_cluster_admit_what_the_limits_say() {
+    let cluster = harness::cluster();
+    judge(&cluster.url_as_user(), Mode::Leased);
 }

@@ -304,6 +304,10 @@ async fn finish(admin: &Admin, mut tasks: JoinSet<()>, unfinished: usize) {
     if unsent > 0 {
         tracing::warn!(settlements = unsent, "lost settlements: the store stayed unreachable");
     }
+    if let Some(shared) = admin.app.store().shared() {
+        // What is not settled by then is charged when its lease ends.
+        let _ = timeout(LAST_SETTLEMENTS, shared.store().return_leases()).await;
+    }
     tasks.abort_all();
     tokio::task::block_in_place(|| snapshots::save(admin));
     // Blocks while the last spans are exported.
