@@ -41,6 +41,8 @@ pub(crate) struct Leases {
     /// Before the number in the ids of leases: the hash of this instance.
     holder: u64,
     next: AtomicU64,
+    /// How many leases there are.
+    open: AtomicU64,
     created: Instant,
     /// Set when the process ends: no lease is taken any more.
     is_closed: AtomicBool,
@@ -110,6 +112,7 @@ impl Leases {
             secret: HashSeed::random(),
             holder: u64::from(holder_of(instance)) << 32,
             next: AtomicU64::new(fastrand::u64(..)),
+            open: AtomicU64::new(0),
             created: instant(),
             is_closed: AtomicBool::new(false),
             counters: Mutex::default(),
@@ -119,7 +122,7 @@ impl Leases {
     /// Takes what leases have of a request's charges. Charges of checks only, each decided by its own key.
     pub(crate) fn admit(&self, charges: &[Charge<'_>], names: &Names) -> Admitted {
         let mut admitted = Admitted::default();
-        if self.keys.is_unused() || !charges.iter().all(is_leasable) {
+        if self.open.load(Ordering::Relaxed) == 0 || !charges.iter().all(is_leasable) {
             return admitted;
         }
         for charge in charges {
@@ -187,14 +190,17 @@ impl Leases {
             if !is_check {
                 return None;
             }
-            // The lease of a key that is replaced runs out: it was used least.
-            set.insert(key, LeasedKey::default(), |one| {
-                (one.lease.is_some(), one.demand.want(now_us, 1_000_000))
-            });
+            let worth = |one: &LeasedKey| (one.lease.is_some(), one.demand.noted_us());
+            let replaced = set.insert(key, LeasedKey::default(), worth);
+            if replaced.is_some_and(|one| one.lease.is_some()) {
+                // It runs out: it was used least lately.
+                self.open.fetch_sub(1, Ordering::Relaxed);
+            }
         }
         let known = set.get_mut(key)?;
         let mut is_used = true;
         let settled = known.lease.take().map(|lease| {
+            self.open.fetch_sub(1, Ordering::Relaxed);
             let over_us = now_us.saturating_sub(lease.granted_us);
             let (id, is_late) = (lease.slice.id, lease.slice.is_over(now_us));
             let used = lease.slice.end();
@@ -224,7 +230,7 @@ impl Leases {
     /// Ends the leases of the keys with these names, or of all, because other instances have freed or changed something:
     /// what is left of them is not used.
     pub(crate) fn end(&self, names: Option<&[Vec<u8>]>) {
-        if self.keys.is_unused() {
+        if self.open.load(Ordering::Relaxed) == 0 {
             return;
         }
         let end = |known: &mut LeasedKey| known.lease.iter_mut().for_each(|lease| lease.is_ended = true);
@@ -239,7 +245,7 @@ impl Leases {
 
     /// Adds what this process's leases have left to peeks at their keys, which the store counts as held.
     pub(crate) fn add_own(&self, subjects: &Subjects, cost: u64, answers: &mut Answers) {
-        if self.keys.is_unused() {
+        if self.open.load(Ordering::Relaxed) == 0 {
             return;
         }
         let peeks = |subject: &Subject| subject.lease_us > 0 && subject.part.verb == Verb::Peek;
@@ -265,12 +271,10 @@ impl Leases {
     fn close(&self) -> Vec<Subjects> {
         self.is_closed.store(true, Ordering::SeqCst);
         let mut open = Vec::new();
-        if !self.keys.is_unused() {
-            self.keys.each_set(|set| {
-                let leases = set.values_mut().filter_map(|known| known.lease.as_ref());
-                open.extend(leases.map(|lease| Subjects(SmallVec::from_iter([lease.subject.clone()]))));
-            });
-        }
+        self.keys.each_set(|set| {
+            let leases = set.values_mut().filter_map(|known| known.lease.as_ref());
+            open.extend(leases.map(|lease| Subjects(SmallVec::from_iter([lease.subject.clone()]))));
+        });
         open
     }
 
@@ -440,6 +444,7 @@ impl Asked<'_> {
             if terms.settled.is_some() {
                 counters.renewed.fetch_add(1, Ordering::Relaxed);
             }
+            self.leases.open.fetch_add(1, Ordering::Relaxed);
             known.lease = Some(Box::new(Lease {
                 slice: Slice::new(terms.id, grant.amount, sent_us + usable_us(grant.ttl_us)),
                 subject: subject.clone(),

@@ -4,8 +4,8 @@
 //! A lease is a hold whose cost is used while it is open, and which is charged at its end: when it is
 //! settled, to what was used, or when its time is over, in full. The argument that no window exceeds
 //! its limit is that of [holds](crate::hold): it needs no bound on windows, lengths or instances, but
-//! that a holder admits nothing after its end. So a holder's time starts before the call is sent, is
-//! shortened by more than clocks drift, and is read after cost was taken.
+//! that a holder admits nothing after its end. So a holder's time starts before the call is sent, and
+//! is shortened by more than clocks drift.
 //!
 //! Here are the rules that stores share; `docs/leases.md` has the argument and what they cost.
 
@@ -88,6 +88,12 @@ impl Demand {
         *self = Self { rate: self.rate * kept + float(cost) * share, at: now_us.max(self.at) };
     }
 
+    /// When it was last recorded, in microseconds.
+    #[must_use]
+    pub fn noted_us(&self) -> u64 {
+        self.at
+    }
+
     /// The cost that is expected within a lease that begins now.
     #[must_use]
     pub fn want(&self, now_us: u64, length_us: u64) -> u64 {
@@ -124,12 +130,12 @@ impl Slice {
         Self { id, amount, left: amount, end_us }
     }
 
-    /// Takes a cost, if that much is left. The clock is read afterwards: a thread that was stopped between loses what
-    /// it has taken, and admits nothing late.
+    /// Takes a cost, if that much is left and its time is not over. Call it under the lock that [`end`](Self::end)
+    /// needs, and read the clock there: a thread that waited for the lock must not admit late.
     pub fn take(&mut self, cost: u64, now_us: impl FnOnce() -> u64) -> bool {
-        let Some(left) = self.left.checked_sub(cost) else { return false };
-        self.left = left;
-        now_us() < self.end_us
+        let left = self.left.checked_sub(cost).filter(|_| now_us() < self.end_us);
+        self.left = left.unwrap_or(self.left);
+        left.is_some()
     }
 
     /// Whether its time is over.
@@ -222,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_too_late_is_used_and_not_admitted() {
+    fn nothing_is_taken_too_late() {
         let mut slice = Slice::new(7, 10, 1000);
         assert!(slice.take(3, || 999));
         assert!(!slice.take(8, || 999), "7 are left");
         assert!(!slice.take(2, || 1000));
-        assert_eq!(slice.left(), 5);
-        slice.put_back(3);
+        assert_eq!(slice.left(), 7);
+        slice.put_back(1);
         assert_eq!(slice.end(), 2);
     }
 }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::store::{LeaseStats, ServiceStore};
-use slidegate::{Algorithm, Decision, DecisionSource, LeaseLength, Policy, Quota, Request};
+use slidegate::{Algorithm, Decision, DecisionSource, LeaseLength, Policy, PolicySet, Quota, Request};
 use slidegate_redis::RedisGate;
-use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::redis::{RedisServer, Reply};
 use tokio::time::{Instant, sleep};
 
-use crate::callers::{gate, options};
+use crate::callers::{gate, hasty, options};
+use crate::hold_histories::START_US;
 
 /// Long enough for a busy machine to use a lease, and to wait for its end.
 const LENGTH: Duration = Duration::from_millis(200);
@@ -79,8 +80,10 @@ async fn exhaust(gates: &[Arc<RedisGate>]) -> u64 {
 /// The one promise: whatever instances hold, together they admit the limit, and all of it.
 #[tokio::test]
 async fn instances_with_leases_admit_the_limit_and_no_more_under_any_algorithm() {
-    let server = RedisServer::start();
-    for algorithm in Algorithm::ALL {
+    let servers = [false, true].map(|has_module| RedisServer::builder().module(has_module).start());
+    for (algorithm, server) in
+        Algorithm::ALL.into_iter().flat_map(|one| servers.iter().map(move |server| (one, server)))
+    {
         let policy = || {
             // A bucket drains meanwhile, 2 in ten minutes.
             let quota = Quota::per_day(3000).with_algorithm(algorithm);
@@ -201,4 +204,85 @@ async fn a_reset_ends_the_leases_of_its_keys_in_all_instances() {
     let counts = stats(&one, "p");
     let used = other.peek(&under("p")).await.strictest().unwrap().decision().used();
     assert!(used > 0 && used < counts.admitted + 1_000, "{used} {counts:?}");
+}
+
+/// A lower limit binds at once in the instance that learns of it, although its slice has more left.
+#[tokio::test]
+async fn other_limits_end_the_leases_under_the_former_ones() {
+    let server = RedisServer::start();
+    let one = gate([leased("p", 1_000_000)], options(&server.url()));
+    until_leased(&one).await;
+    one.configure(PolicySet::new([leased("p", 5)]).unwrap()).unwrap();
+    let denied = check(&one, 1).await;
+    assert!(denied.is_denied() && denied.source() == DecisionSource::Store, "{denied:?}");
+    one.configure(PolicySet::new([leased("p", 1_000_000)]).unwrap()).unwrap();
+    assert!(check(&one, 1).await.is_allowed());
+}
+
+/// While the store is away, a slice is used until it ends; then each policy's fallback decides.
+#[tokio::test]
+async fn leases_last_until_their_end_while_the_store_is_away() {
+    let server = RedisServer::start();
+    let one = gate([leased("p", 1_000_000)], hasty(&server.url()));
+    let mut admitted = until_leased(&one).await;
+    server.pause();
+    let paused = Instant::now();
+    let (mut leased_for, mut leased) = (Duration::ZERO, 0);
+    loop {
+        let asked = paused.elapsed();
+        match check(&one, 1).await.source() {
+            DecisionSource::Leased => (leased, leased_for) = (leased + 1, asked),
+            source if source.is_fallback() => break,
+            source => panic!("{source:?}"),
+        }
+    }
+    server.resume();
+    assert!(leased > 0 && leased_for < LENGTH, "{leased} admitted from leases for {leased_for:?}");
+    admitted += leased;
+    let begun = Instant::now();
+    let seen = loop {
+        let seen = peek(&one).await;
+        if seen.source() == DecisionSource::Store && seen.held() == 0 {
+            break seen;
+        }
+        assert!(begun.elapsed() < HANGS, "{seen:?}");
+        sleep(Duration::from_millis(10)).await;
+    };
+    assert!(seen.used() >= admitted, "{seen:?}, {admitted} admitted");
+}
+
+/// Instances that do not hear of resets, and keys that are not hot, are decided as without leases: call by call.
+#[tokio::test]
+async fn whoever_hears_no_news_and_keys_that_are_not_hot_have_no_leases() {
+    let server = RedisServer::start();
+    server.admin(&["ACL", "SETUSER", "deaf", "on", ">p", "~*", "+@all", "resetchannels"]);
+    let url = server.url().replace("redis://", "redis://deaf:p@");
+    let (deaf, cold) =
+        (gate([leased("p", 10_000)], options(&url)), gate([leased("p", 10_000)], options(&server.url())));
+    for number in 0..2000 {
+        assert_eq!(check(&deaf, 1).await.source(), DecisionSource::Store);
+        let user = number.to_string();
+        let request = Request::new().with("user", &user);
+        let decisions = cold.check(&request).await;
+        assert_eq!(decisions.strictest().unwrap().decision().source(), DecisionSource::Store);
+    }
+    for gate in [&deaf, &cold] {
+        let stats = gate.store().primary().stats();
+        assert_eq!((stats.calls, stats.leases.len()), (2000, 0));
+    }
+}
+
+/// Cost that is charged in the next window would count in none in which it was used.
+#[tokio::test]
+async fn no_lease_crosses_the_end_of_a_fixed_window() {
+    let server = RedisServer::builder().with_clock().start();
+    let stop = START_US.next_multiple_of(1_000_000) + 1_000_000;
+    server.clock().stand(stop - 20_000);
+    let quota = Quota::per_second(100_000).with_algorithm(Algorithm::FixedWindow);
+    let policy = Policy::new("p", quota).unwrap().with_scope(["user"]);
+    let one = gate([policy.with_lease(LeaseLength::OfWindow)], options(&server.url()));
+    until_leased(&one).await;
+    // The end of the first hold, after its id: docs/redis-layout.md.
+    let Reply::Bytes(end) = server.ask(&["GETRANGE", "sg1:p:alice", "40", "46"]).unwrap() else { panic!() };
+    assert_eq!(end.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)), stop - 1);
 }
