@@ -9,17 +9,21 @@ use redis::Value;
 use redis_once::{Call, Client, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
 use slidegate::Quota;
 use slidegate::internal::instant;
+use slidegate::store::BoxFuture;
 use tokio::time::Instant;
 
 use crate::call::{Answers, CallTerms, MOST, Subjects};
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
-use crate::leases::{self, Leases};
+use crate::leases::Leases;
 use crate::names::Names;
 use crate::native::NativeCommand;
 use crate::reply::{Grant, Reply, Unreadable, number, read};
 use crate::scripts::Scripts;
 use crate::server_time::ServerTimes;
+
+/// The answers on each request of a call, and the leases that it was granted.
+type Decided = (Vec<Answers>, Vec<Grant>);
 
 /// The state of calls, including those whose caller is gone.
 #[derive(Debug)]
@@ -124,7 +128,7 @@ impl Calls {
                 for lease in
                     asked.iter().flat_map(|asked| asked.granted(subjects, &grants, (sent, instant())))
                 {
-                    tokio::spawn(leases::keep(Weak::clone(&self.own), lease));
+                    tokio::spawn(renew(Weak::clone(&self.own), lease));
                 }
                 return Ok(answers);
             }
@@ -133,6 +137,19 @@ impl Calls {
                 let detail = "met the call past its deadline and charged nothing";
                 return Err(self.failed(slot, executed, FailureKind::Late, detail));
             }
+        }
+    }
+
+    /// Settles the lease of a key, and asks for another one if that pays. If it fails, the store charges all of it at
+    /// its end.
+    async fn settle(&self, subjects: &Subjects) {
+        let _ = Box::pin(self.call(subjects, &[], None, self.deadline(), &LastFailure::default())).await;
+    }
+
+    /// Settles all leases, and takes no others from now on.
+    pub(super) async fn return_leases(&self) {
+        for subject in self.leases.close() {
+            self.settle(&subject).await;
         }
     }
 
@@ -145,7 +162,7 @@ impl Calls {
         terms: CallTerms<'_>,
         reply: Value,
         sent: Instant,
-    ) -> Result<Option<(Vec<Answers>, Vec<Grant>)>, Failure> {
+    ) -> Result<Option<Decided>, Failure> {
         let arrived = instant();
         match read(subjects, terms, reply).map_err(|unreadable| self.misread(slot, &unreadable))? {
             // Its time is the first reply's, not the server's current one.
@@ -291,6 +308,18 @@ impl Calls {
         let detail = format!("the script replied {}; is its key written by something else?", unreadable.0);
         self.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail)
     }
+}
+
+/// Renews a lease of this key and id at a time before its end, or settles it, if it is still open by then. Boxed,
+/// because the call that renews it spawns the next.
+fn renew(calls: Weak<Calls>, (key, id, at): (u128, u64, Instant)) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        tokio::time::sleep_until(at).await;
+        let Some(calls) = calls.upgrade() else { return };
+        if let Some(subject) = calls.leases.subject(key, id) {
+            calls.settle(&subject).await;
+        }
+    })
 }
 
 /// The microseconds of a reply to `TIME`.

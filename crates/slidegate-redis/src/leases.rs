@@ -2,7 +2,7 @@
 //!
 //! `slidegate::lease` has the rule, `docs/leases.md` the argument. A key that is checked often asks for a lease along
 //! with its next call, and settles the one it had in the same call; while that is in flight, it has none. A lease that
-//! was used is renewed before its end by [`keeper`](self), one that was not is settled. All of a lease that nobody
+//! was used is renewed before its end, one that was not is settled. All of a lease that nobody
 //! settles is charged at its end, so whatever is lost here costs room and admits nothing.
 //!
 //! Leases are taken only while news are heard of keys that other instances reset; what was not heard lasts at most as
@@ -10,24 +10,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis_once::{Executed, LastFailure};
 use slidegate::internal::{
     Demand, HashSeed, LEAST_REQUESTS, SetTable, Slice, Waits, holder_of, instant, micros, renewed_after_us,
     usable_us,
 };
-use slidegate::store::{BoxFuture, Charge, LeaseStats};
+use slidegate::store::{Charge, LeaseStats};
 use slidegate::{Decision, DecisionSource, Excess, verb::Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::call::{Answers, LeaseTerms, Subject, Subjects};
-use crate::calls::Calls;
 use crate::names::Names;
 use crate::reply::Grant;
-use crate::spread::Undecided;
 
 /// Sets of the table, with eight keys each: at most 4,096 keys are leased.
 const SETS: usize = 512;
@@ -267,13 +264,20 @@ impl Leases {
         }
     }
 
+    /// The key of an open lease.
+    pub(crate) fn subject(&self, key: u128, id: u64) -> Option<Subjects> {
+        let mut set = self.keys.set(lowest_bits(key));
+        let lease = set.get_mut(key)?.lease.as_ref()?;
+        (lease.slice.id == id && !lease.is_ended).then(|| alone(&lease.subject))
+    }
+
     /// Ends leasing for good. Returns the keys that have a lease, each to be settled by a call.
-    fn close(&self) -> Vec<Subjects> {
+    pub(crate) fn close(&self) -> Vec<Subjects> {
         self.is_closed.store(true, Ordering::SeqCst);
         let mut open = Vec::new();
         self.keys.each_set(|set| {
             let leases = set.values_mut().filter_map(|known| known.lease.as_ref());
-            open.extend(leases.map(|lease| Subjects(SmallVec::from_iter([lease.subject.clone()]))));
+            open.extend(leases.map(|lease| alone(&lease.subject)));
         });
         open
     }
@@ -316,6 +320,10 @@ impl Leases {
     fn micros(&self, at: Instant) -> u64 {
         micros(at.saturating_duration_since(self.created))
     }
+}
+
+fn alone(subject: &Subject) -> Subjects {
+    Subjects(SmallVec::from_iter([subject.clone()]))
 }
 
 /// The policy of a key with this name.
@@ -370,33 +378,14 @@ impl Admitted {
         (0..self.taken.len()).filter(|at| self.taken[*at].is_none()).collect()
     }
 
-    /// All decisions, with those on the others. A denial of one puts back what was taken; after a failure, the call may
-    /// have charged the others, so what was taken stays used.
-    pub(crate) fn complete(
-        mut self,
-        decided: Result<Answers, Undecided>,
-        others: &Subjects,
-        leases: &Leases,
-    ) -> Result<Answers, Undecided> {
-        match decided {
-            Ok(answers) => {
-                if others.denies(&answers) {
-                    self.put_back(leases);
-                }
-                let mut answers = answers.into_iter();
-                Ok(self.decisions.iter().filter_map(|own| own.or_else(|| answers.next())).collect())
-            }
-            Err(mut undecided) => {
-                if undecided.failure.executed == Executed::No || undecided.denied.is_some() {
-                    self.put_back(leases);
-                }
-                undecided.denied = undecided.denied.map(|denied| {
-                    let mut denied = denied.into_iter();
-                    self.decisions.iter().map(|own| own.or_else(|| denied.next().flatten())).collect()
-                });
-                Err(undecided)
-            }
-        }
+    /// What is known of all charges, with that of the others.
+    pub(crate) fn with<'a, T: 'a>(
+        &'a self,
+        others: impl IntoIterator<Item = T, IntoIter: 'a>,
+        own: impl Fn(Decision) -> T + 'a,
+    ) -> impl Iterator<Item = T> + 'a {
+        let mut others = others.into_iter();
+        self.decisions.iter().filter_map(move |one| one.map(&own).or_else(|| others.next()))
     }
 
     /// Returns what was taken to its leases, because the request is denied. What a lease that has ended meanwhile was
@@ -468,37 +457,6 @@ impl Drop for Asked<'_> {
             {
                 known.is_asking = false;
             }
-        }
-    }
-}
-
-/// Renews a lease before its end, if it is still open by then. Boxed, because the call that renews it spawns the next.
-pub(crate) fn keep(calls: Weak<Calls>, (key, id, at): (u128, u64, Instant)) -> BoxFuture<'static, ()> {
-    Box::pin(async move {
-        tokio::time::sleep_until(at).await;
-        let Some(calls) = calls.upgrade() else { return };
-        let subject = {
-            let mut set = calls.leases.keys.set(lowest_bits(key));
-            let lease = set.get_mut(key).and_then(|known| known.lease.as_ref());
-            lease.filter(|lease| lease.slice.id == id && !lease.is_ended).map(|lease| lease.subject.clone())
-        };
-        if let Some(subject) = subject {
-            calls.settle(&Subjects(SmallVec::from_iter([subject]))).await;
-        }
-    })
-}
-
-impl Calls {
-    /// Settles the lease of a key, and asks for another one if that pays. If it fails, the store charges all of it at
-    /// its end.
-    async fn settle(&self, subjects: &Subjects) {
-        let _ = Box::pin(self.call(subjects, &[], None, self.deadline(), &LastFailure::default())).await;
-    }
-
-    /// Settles all leases, and takes no others from now on.
-    pub(crate) async fn return_leases(&self) {
-        for subjects in self.leases.close() {
-            self.settle(&subjects).await;
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use redis_once::{Client, Failure, LastFailure, slot};
+use redis_once::{Client, Executed, Failure, LastFailure, slot};
 use slidegate::internal::{ResetCounts, instant};
 use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::store::{
@@ -179,7 +179,18 @@ impl SharedStore for RedisStore {
             // What leases admit is charged: only the others are asked, and what was taken is put back if they deny.
             let others = subjects.at(&admitted.others());
             let decided = self.decide(&others, cost, deadline).await;
-            admitted.complete(decided, &others, &self.calls.leases)
+            let is_unused = match &decided {
+                Ok(answers) => others.denies(answers),
+                // After other failures, the call may have charged the others.
+                Err(Undecided { failure, denied }) => failure.executed == Executed::No || denied.is_some(),
+            };
+            if is_unused {
+                admitted.put_back(&self.calls.leases);
+            }
+            decided.map(|answers| admitted.with(answers, |own| own).collect()).map_err(|undecided| {
+                let denied = undecided.denied.map(|denied| admitted.with(denied, Some).collect());
+                Undecided { denied, ..undecided }
+            })
         };
         let decided = decided.map_err(undecided);
         let decided = decided.map(|mut answers| {

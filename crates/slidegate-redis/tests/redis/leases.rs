@@ -87,7 +87,7 @@ async fn instances_with_leases_admit_the_limit_and_no_more_under_any_algorithm()
         let policy = || {
             // A bucket drains meanwhile, 2 in ten minutes.
             let quota = Quota::per_day(3000).with_algorithm(algorithm);
-            let policy = Policy::new(&format!("p-{algorithm}"), quota).unwrap().with_scope(["user"]);
+            let policy = Policy::new(format!("p-{algorithm}"), quota).unwrap().with_scope(["user"]);
             policy.with_lease(LeaseLength::Fixed(LENGTH))
         };
         let gates: Vec<_> = (0..3).map(|_| gate([policy()], options(&server.url_as_user()))).collect();
