@@ -3,7 +3,7 @@
 //! While a call for some keys is in flight, later checks of exactly these keys wait and go together
 //! as the next call, which decides them in order of arrival. A separate task makes the calls, so a
 //! caller who gives up does not cancel the others' call. A check whose caller gives up before its
-//! call is sent is left out.
+//! call is sent is left out, and so is one that [leases](crate::leases) admit, which the call before has brought.
 //!
 //! Queues are sharded by the hash of their keys, so checks of different keys rarely share a lock. A
 //! lock is held for a bounded number of steps, however many checks wait.
@@ -187,9 +187,23 @@ impl Worker {
                 // The callers may check again at once: let them join the next batch.
                 tokio::task::yield_now().await;
             }
-            let Some(next) = self.next() else { return };
-            batch = next;
+            loop {
+                let Some(next) = self.next() else { return };
+                batch = next.into_iter().filter_map(|waiter| self.admit(waiter)).collect();
+                if !batch.is_empty() {
+                    break;
+                }
+            }
         }
+    }
+
+    /// Admits a check from leases that the last call has brought. Returns it if they have too little.
+    fn admit(&self, waiter: Waiter) -> Option<Waiter> {
+        let Some(answers) = self.batcher.calls.leases.admit_waiting(&self.subjects, waiter.cost) else {
+            return Some(waiter);
+        };
+        let _ = waiter.reply.send(Ok(answers));
+        None
     }
 
     /// Reports a failed call. If it ran out of time and was certainly not executed, checks with a

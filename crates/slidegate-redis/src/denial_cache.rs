@@ -366,6 +366,27 @@ mod tests {
         assert!(!is_cached(&cache, 3, at(90)));
     }
 
+    /// What others hold by leases may come back before its end, and a flood must not ask for each unit that expires.
+    #[test]
+    fn a_denial_of_a_leased_key_lasts_an_eighth_of_a_lease_at_least_and_a_lease_if_others_hold() {
+        let held = |retry_us| {
+            let mut answers = denied_by_held(retry_us);
+            answers[0].waits.retry_us = retry_us;
+            answers
+        };
+        for (answers, lasts_us) in
+            [(denied(1), 6_250), (denied(HOUR_US), HOUR_US), (held(1), 6_250), (held(HOUR_US), 50_000)]
+        {
+            let (cache, now) = (subscribed(), slidegate::internal::instant());
+            let mut subjects = subjects(1);
+            subjects.0[0].lease_us = 50_000;
+            let ticket = cache.answer(&subjects, 1, now).unwrap_err();
+            cache.insert(&subjects, 1, &answers, ticket);
+            let is_cached = |us| cache.answer(&subjects, 1, now + Duration::from_micros(us)).is_ok();
+            assert_eq!((is_cached(lasts_us - 1), is_cached(lasts_us)), (true, false), "{lasts_us}");
+        }
+    }
+
     /// Each reservation has an id of its own; what is denied is the same.
     #[test]
     fn a_reservation_is_answered_by_the_denial_of_another_one_and_not_by_that_of_a_check() {

@@ -195,3 +195,18 @@ async fn next(messages: &mut redis::aio::PubSubStream) -> Option<redis::Msg> {
     let mut messages = std::pin::pin!(messages);
     std::future::poll_fn(|context| futures_core::Stream::poll_next(messages.as_mut(), context)).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_which_keys_were_reset() {
+        let keys = |message: &str| keys_in(message.as_bytes());
+        assert_eq!(keys("00ff"), None, "any: also as earlier releases say it");
+        assert_eq!(keys("00ff:control"), None);
+        assert_eq!(keys("00ff:keys"), Some(Vec::new()));
+        assert_eq!(keys("00ff:keys:7331:00fe"), Some(vec![b"s1".to_vec(), vec![0, 254]]));
+        assert_eq!(keys("00ff:keys:73x1"), None);
+    }
+}

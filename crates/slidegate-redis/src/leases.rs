@@ -18,7 +18,7 @@ use slidegate::internal::{
     usable_us,
 };
 use slidegate::store::{Charge, LeaseStats};
-use slidegate::{Decision, DecisionSource, Excess, verb::Verb};
+use slidegate::{Decision, DecisionSource, Excess, Quota, verb::Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -89,8 +89,16 @@ struct Counters {
 pub(crate) struct Admitted {
     /// By charge.
     decisions: SmallVec<[Option<Decision>; 2]>,
-    /// By charge: key and id of the lease, and the cost taken from it.
-    taken: SmallVec<[Option<(u128, u64, u64)>; 2]>,
+    /// By charge.
+    taken: SmallVec<[Option<Taken>; 2]>,
+}
+
+/// A cost that was taken from a lease.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    key: u128,
+    id: u64,
+    cost: u64,
 }
 
 /// What a call does with leases.
@@ -123,31 +131,48 @@ impl Leases {
             return admitted;
         }
         for charge in charges {
-            let admit = || {
-                charge.key.space.lease.filter(|_| charge.part.cost > 0)?;
-                self.take(self.secret.hash_of(&names.name(&charge.key)), charge)
-            };
-            let (taken, decision) = admit().unzip();
-            admitted.taken.push(taken);
-            admitted.decisions.push(decision);
+            let is_leased = charge.key.space.lease.is_some();
+            let key = || self.secret.hash_of(&names.name(&charge.key));
+            let taken = if is_leased { self.take(key(), charge.quota, charge.part.cost) } else { None };
+            admitted.push(taken);
         }
         admitted
     }
 
-    fn take(&self, key: u128, charge: &Charge<'_>) -> Option<((u128, u64, u64), Decision)> {
-        let mut set = self.keys.set(lowest_bits(key));
-        let lease = set.get_mut(key)?.lease.as_mut()?;
-        if lease.is_ended || lease.subject.quota != *charge.quota {
+    /// Admits a check that has waited for a call, if that has brought leases of all of its keys.
+    pub(crate) fn admit_waiting(&self, subjects: &Subjects, cost: u64) -> Option<Answers> {
+        let is_leasable = |subject: &Subject| {
+            subject.lease_us > 0 && subject.part.verb == Verb::Check && subject.part.is_one_step()
+        };
+        if self.open.load(Ordering::Relaxed) == 0 || !subjects.0.iter().all(is_leasable) {
             return None;
         }
-        let (cost, mut now_us) = (charge.part.cost, 0);
+        let mut admitted = Admitted::default();
+        for subject in &subjects.0 {
+            let key = self.secret.hash_of(&subject.name);
+            admitted.push(self.take(key, &subject.quota, subject.part(cost).cost));
+        }
+        let all = admitted.all();
+        if all.is_none() {
+            admitted.put_back(self);
+        }
+        all
+    }
+
+    fn take(&self, key: u128, quota: &Quota, cost: u64) -> Option<(Taken, Decision)> {
+        let mut set = self.keys.set(lowest_bits(key));
+        let lease = set.get_mut(key)?.lease.as_mut()?;
+        if lease.is_ended || cost == 0 || lease.subject.quota != *quota {
+            return None;
+        }
+        let mut now_us = 0;
         let is_admitted = lease.slice.take(cost, || {
             now_us = self.micros(instant());
             now_us
         });
         is_admitted.then(|| {
             lease.counters.admitted.fetch_add(1, Ordering::Relaxed);
-            ((key, lease.slice.id, cost), lease.decision(cost, now_us))
+            (Taken { key, id: lease.slice.id, cost }, lease.decision(cost, now_us))
         })
     }
 
@@ -363,6 +388,12 @@ impl Lease {
 }
 
 impl Admitted {
+    fn push(&mut self, taken: Option<(Taken, Decision)>) {
+        let (taken, decision) = taken.unzip();
+        self.taken.push(taken);
+        self.decisions.push(decision);
+    }
+
     /// The decisions, if leases admit all charges.
     pub(crate) fn all(&self) -> Option<Answers> {
         if self.decisions.is_empty() { None } else { self.decisions.iter().copied().collect() }
@@ -392,7 +423,7 @@ impl Admitted {
     /// settled to includes it.
     pub(crate) fn put_back(&mut self, leases: &Leases) {
         for (taken, decision) in self.taken.iter().zip(&mut self.decisions) {
-            let (Some((key, id, cost)), Some(decision)) = (taken, decision) else { continue };
+            let (Some(Taken { key, id, cost }), Some(decision)) = (taken, decision) else { continue };
             if let Some(known) = leases.keys.set(lowest_bits(*key)).get_mut(*key)
                 && let Some(lease) = known.lease.as_mut().filter(|lease| lease.slice.id == *id)
             {

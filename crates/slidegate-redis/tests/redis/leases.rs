@@ -17,6 +17,8 @@ use crate::hold_histories::START_US;
 
 /// Long enough for a busy machine to use a lease, and to wait for its end.
 const LENGTH: Duration = Duration::from_millis(200);
+/// Callers of each gate that ask at once.
+const CALLERS: usize = 16;
 /// No test waits so long.
 const HANGS: Duration = Duration::from_secs(60);
 
@@ -69,7 +71,8 @@ async fn exhaust(gates: &[Arc<RedisGate>]) -> u64 {
         }
         admitted
     };
-    let asked: Vec<_> = gates.iter().map(|gate| tokio::spawn(ask(gate.clone()))).collect();
+    let callers = gates.iter().flat_map(|gate| std::iter::repeat_n(gate, CALLERS));
+    let asked: Vec<_> = callers.map(|gate| tokio::spawn(ask(gate.clone()))).collect();
     let mut admitted = 0;
     for one in asked {
         admitted += one.await.unwrap();
