@@ -40,6 +40,8 @@ pub(crate) struct Leases {
     next: AtomicU64,
     /// How many leases there are.
     open: AtomicU64,
+    /// How often leases were ended by news.
+    ended: AtomicU64,
     created: Instant,
     /// Set when the process ends: no lease is taken any more.
     is_closed: AtomicBool,
@@ -52,8 +54,6 @@ struct LeasedKey {
     demand: Demand,
     /// The largest cost of a request in its last call.
     cost: u64,
-    /// How long its last call took.
-    way_us: u64,
     lease: Option<Box<Lease>>,
     /// Whether a call asks for a lease.
     is_asking: bool,
@@ -79,7 +79,7 @@ struct Lease {
 struct Counters {
     granted: AtomicU64,
     renewed: AtomicU64,
-    returned: AtomicU64,
+    settled: AtomicU64,
     expired: AtomicU64,
     admitted: AtomicU64,
 }
@@ -108,6 +108,8 @@ pub(crate) struct Asked<'l> {
     pub(crate) terms: SmallVec<[Option<LeaseTerms>; 2]>,
     /// By subject.
     keys: SmallVec<[u128; 2]>,
+    /// How often leases had been ended by news.
+    ended: u64,
 }
 
 impl Leases {
@@ -118,6 +120,7 @@ impl Leases {
             holder: u64::from(holder_of(instance)) << 32,
             next: AtomicU64::new(fastrand::u64(..)),
             open: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             created: instant(),
             is_closed: AtomicBool::new(false),
             counters: Mutex::default(),
@@ -179,7 +182,8 @@ impl Leases {
     /// What a call does with the leases of its keys: it settles those that this process has, and asks for those that
     /// would pay.
     pub(crate) fn ask(&self, subjects: &Subjects, costs: &[u64], is_heard: bool) -> Asked<'_> {
-        let mut asked = Asked { leases: self, terms: SmallVec::new(), keys: SmallVec::new() };
+        let ended = self.ended.load(Ordering::SeqCst);
+        let mut asked = Asked { leases: self, terms: SmallVec::new(), keys: SmallVec::new(), ended };
         let is_leased = |subject: &Subject| subject.lease_us > 0 && subject.part.verb != Verb::Peek;
         if !subjects.0.iter().any(is_leased) {
             return asked;
@@ -214,13 +218,14 @@ impl Leases {
             }
             let worth = |one: &LeasedKey| (one.lease.is_some(), one.demand.noted_us());
             let replaced = set.insert(key, LeasedKey::default(), worth);
-            if replaced.is_some_and(|one| one.lease.is_some()) {
+            if let Some(lease) = replaced.and_then(|one| one.lease) {
                 // It runs out: it was used least lately.
                 self.open.fetch_sub(1, Ordering::Relaxed);
+                lease.counters.expired.fetch_add(1, Ordering::Relaxed);
             }
         }
         let known = set.get_mut(key)?;
-        let mut is_used = true;
+        let mut is_used = false;
         let settled = known.lease.take().map(|lease| {
             self.open.fetch_sub(1, Ordering::Relaxed);
             let over_us = now_us.saturating_sub(lease.granted_us);
@@ -228,7 +233,7 @@ impl Leases {
             let used = lease.slice.end();
             is_used = used > 0;
             known.demand.note(used, now_us, over_us.max(1), length_us);
-            let counter = if is_late { &lease.counters.expired } else { &lease.counters.returned };
+            let counter = if is_late { &lease.counters.expired } else { &lease.counters.settled };
             counter.fetch_add(1, Ordering::Relaxed);
             (id, used)
         });
@@ -238,7 +243,7 @@ impl Leases {
         }
         let least = known.cost.saturating_mul(LEAST_REQUESTS).max(1);
         let want = known.demand.want(now_us, length_us);
-        let pays = want >= least && (is_used || !costs.is_empty()) && known.way_us <= length_us / 4;
+        let pays = want >= least && (is_used || !costs.is_empty());
         let asks = is_check && pays && is_heard && now_us >= known.asks_after_us && !known.is_asking;
         let asks = asks && !self.is_closed.load(Ordering::Relaxed);
         if !asks && settled.is_none() {
@@ -252,9 +257,10 @@ impl Leases {
     /// Ends the leases of the keys with these names, or of all, because other instances have freed or changed something:
     /// what is left of them is not used.
     pub(crate) fn end(&self, names: Option<&[Vec<u8>]>) {
-        if self.open.load(Ordering::Relaxed) == 0 {
+        if names.is_some_and(<[_]>::is_empty) {
             return;
         }
+        self.ended.fetch_add(1, Ordering::SeqCst);
         let end = |known: &mut LeasedKey| known.lease.iter_mut().for_each(|lease| lease.is_ended = true);
         match names {
             Some(names) => names.iter().for_each(|name| {
@@ -302,7 +308,7 @@ impl Leases {
         let mut open = Vec::new();
         self.keys.each_set(|set| {
             let leases = set.values_mut().filter_map(|known| known.lease.as_ref());
-            open.extend(leases.map(|lease| alone(&lease.subject)));
+            open.extend(leases.filter(|lease| !lease.is_ended).map(|lease| alone(&lease.subject)));
         });
         open
     }
@@ -313,7 +319,7 @@ impl Leases {
         let counts = |counters: &Arc<Counters>| LeaseStats {
             granted: of(&counters.granted),
             renewed: of(&counters.renewed),
-            returned: of(&counters.returned) - of(&counters.renewed).min(of(&counters.returned)),
+            returned: of(&counters.settled).saturating_sub(of(&counters.renewed)),
             expired: of(&counters.expired),
             admitted: of(&counters.admitted),
             ..LeaseStats::default()
@@ -451,13 +457,14 @@ impl Asked<'_> {
             let Some(terms) = terms else { continue };
             let mut set = self.leases.keys.set(lowest_bits(*key));
             let Some(known) = set.get_mut(*key) else { continue };
-            known.way_us = arrived_us - sent_us;
-            let Some(grant) = grants.iter().find(|grant| grant.subject == at) else {
-                if terms.want > 0 {
-                    known.asks_after_us = arrived_us + terms.ttl_us / 8;
-                }
-                continue;
-            };
+            let grant = grants.iter().find(|grant| grant.subject == at);
+            if terms.want > 0 && arrived_us - sent_us > terms.ttl_us / 4 {
+                // Much of a lease is over when its grant arrives.
+                known.asks_after_us = arrived_us + 10 * terms.ttl_us;
+            } else if terms.want > 0 && grant.is_none() {
+                known.asks_after_us = arrived_us + terms.ttl_us / 8;
+            }
+            let Some(grant) = grant else { continue };
             let subject = &subjects.0[at];
             let counters = self.leases.counters_of(&subject.name);
             counters.granted.fetch_add(1, Ordering::Relaxed);
@@ -470,7 +477,8 @@ impl Asked<'_> {
                 subject: subject.clone(),
                 granted: grant.decision,
                 granted_us: arrived_us,
-                is_ended: false,
+                // News may arrive before the reply to a call that was made before them.
+                is_ended: self.leases.ended.load(Ordering::SeqCst) != self.ended,
                 counters,
             }));
             taken.push((*key, terms.id, sent + Duration::from_micros(renewed_after_us(grant.ttl_us))));
@@ -495,4 +503,104 @@ impl Drop for Asked<'_> {
 #[allow(clippy::cast_possible_truncation)]
 fn lowest_bits(hash: u128) -> u64 {
     hash as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use slidegate::clock::Timestamp;
+
+    use super::*;
+    use crate::call::check_of_nothing;
+
+    const LENGTH_US: u64 = 50_000;
+
+    fn subjects() -> Subjects {
+        Subjects(SmallVec::from_iter([Subject {
+            name: b"sg1:p:alice".to_vec(),
+            quota: Quota::per_second(1000),
+            part: check_of_nothing(),
+            own_cost: None,
+            key: 0,
+            hold: None,
+            lease_us: LENGTH_US,
+        }]))
+    }
+
+    fn granted(amount: u64) -> [Grant; 1] {
+        let decision = Decision::unused(1000, Timestamp::EPOCH);
+        [Grant { subject: 0, amount, ttl_us: LENGTH_US, decision }]
+    }
+
+    /// A key that is checked a hundred times at once has a demand for leases.
+    fn ask(leases: &Leases) -> Asked<'_> {
+        leases.ask(&subjects(), &[1; 100], true)
+    }
+
+    fn wants(leases: &Leases) -> bool {
+        ask(leases).terms.first().copied().flatten().is_some_and(|terms| terms.want > 0)
+    }
+
+    fn take(leases: &Leases) -> Option<Taken> {
+        let Subject { name, quota, .. } = &subjects().0[0];
+        leases.take(leases.secret.hash_of(name), quota, 1).map(|(taken, _)| taken)
+    }
+
+    fn ms(number: u64) -> Duration {
+        Duration::from_millis(number)
+    }
+
+    /// The reply to a call and the news of a reset come by different connections.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_asked_for_before_a_reset_is_not_used() {
+        for (reset, is_used) in [(None, true), (Some(vec![b"sg1:p:alice".to_vec()]), false)] {
+            let leases = Leases::new("one");
+            let (asked, now) = (ask(&leases), instant());
+            assert!(!wants(&leases), "one call asks at a time");
+            leases.end(Some(&reset.unwrap_or_default()));
+            assert_eq!(asked.granted(&subjects(), &granted(50), (now, now)).len(), 1);
+            assert_eq!(take(&leases).is_some(), is_used);
+        }
+    }
+
+    /// What is not used is given back, what is used is asked for again, and nothing is taken of it meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_settled_to_what_was_used_and_renewed_only_if_something_was() {
+        for used in [0, 20] {
+            let leases = Leases::new("one");
+            let now = instant();
+            let first = ask(&leases);
+            let LeaseTerms { settled: None, id, .. } = first.terms[0].unwrap() else { panic!("it has none") };
+            first.granted(&subjects(), &granted(50), (now, now));
+            drop(first);
+            let taken: Vec<_> = (0..used).map(|_| take(&leases).unwrap()).collect();
+            tokio::time::advance(ms(40)).await;
+            let renewal = leases.ask(&subjects(), &[], true);
+            let terms = renewal.terms[0].unwrap();
+            assert_eq!((terms.settled, terms.want > 0), (Some((id, used)), used > 0));
+            assert!(take(&leases).is_none());
+            // What is put back now was charged.
+            let mut late = Admitted::default();
+            taken
+                .into_iter()
+                .for_each(|one| late.push(Some((one, Decision::unused(1000, Timestamp::EPOCH)))));
+            late.put_back(&leases);
+            drop(renewal);
+            assert!(leases.ask(&subjects(), &[], true).terms.is_empty(), "it is settled once");
+        }
+    }
+
+    /// The end counts from before the call was sent, whenever its reply comes.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_way_leaves_less_of_a_lease_and_is_not_tried_again_soon() {
+        for (way, is_used, asks_again) in [(ms(1), true, true), (ms(45), true, false), (ms(60), false, false)]
+        {
+            let leases = Leases::new("one");
+            let (asked, sent) = (ask(&leases), instant());
+            tokio::time::advance(way).await;
+            asked.granted(&subjects(), &granted(50), (sent, instant()));
+            drop(asked);
+            assert_eq!(take(&leases).is_some(), is_used, "{way:?}");
+            assert_eq!(wants(&leases), asks_again, "{way:?}");
+        }
+    }
 }
