@@ -6,7 +6,7 @@ export { Client, type ClientOptions } from "./lib/client.js";
 export type Reason = "over_limit" | "blocked" | "too_many_holds" | "store_full" | "store_unavailable" | "invalid";
 
 /** Where a decision comes from. The last three are of a client without its service. */
-export type Source = "store" | "cached" | "local" | "allow" | "deny" | "fail_open" | "fail_closed" | "invalid";
+export type Source = "store" | "cached" | "leased" | "local" | "allow" | "deny" | "fail_open" | "fail_closed" | "invalid";
 
 /** Completion for the usual names; a name that is unknown is refused when the limiter is made. */
 export type Algorithm = "sliding-log" | "sliding-window" | "fixed-window" | "token-bucket" | (string & {});

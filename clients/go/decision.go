@@ -71,10 +71,11 @@ type Usage struct {
 // Source says where a decision comes from.
 type Source string
 
-// The first five are those of the service. Empty means that no policy applies.
+// The first six are those of the service. Empty means that no policy applies.
 const (
 	SourceStore  Source = "store"  // the store counted
 	SourceCached Source = "cached" // a denial of the store that is still valid
+	SourceLeased Source = "leased" // a slice of the limit that the instance leases from the store
 	SourceLocal  Source = "local"  // fallback of a policy without its shared store
 	SourceAllow  Source = "allow"  // fallback
 	SourceDeny   Source = "deny"   // fallback

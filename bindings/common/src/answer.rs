@@ -65,7 +65,7 @@ pub struct PolicyAnswer {
     /// Why it is denied: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
     /// `store_unavailable`.
     pub reason: Option<&'static str>,
-    /// Where the decision comes from: `store`, `cached`, `local`, `allow` or `deny`.
+    /// Where the decision comes from: `store`, `cached`, `leased`, `local`, `allow` or `deny`.
     pub source: &'static str,
 }
 

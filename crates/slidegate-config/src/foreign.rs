@@ -27,6 +27,8 @@ redis: redis://127.0.0.1:6379 | url uri host address redis_url
 drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay pre_stop
 batch: true | coalesce
 cache_denials: true | remember_denials
+lease: true | leases leasing lease_ms quota_lease prefetch
+leases: true | lease leasing
 deadline: 50ms | timeout timeout_ms command_timeout
 on_store_error: allow # or deny, or local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
 store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url

@@ -18,7 +18,7 @@ use crate::foreign;
 pub use crate::overrides::UNLIMITED;
 use crate::overrides::{Overrides, OwnQuota, Unlimited};
 use crate::quota::QuotaSpec;
-use crate::values::{ATTRIBUTE, NAME, Parsed, SPAN, Text, TimeZone, Window};
+use crate::values::{ATTRIBUTE, NAME, Parsed, SPAN, Span, Text, TimeZone, Window};
 pub use build::Added;
 use values::{ExcessChoice, Notice, OnMissingValue, OnStoreErrorChoice, UnsettledValue};
 pub use values::{KeysShown, Mode};
@@ -79,6 +79,11 @@ pub(crate) struct PolicySpec {
     /// plan](#limits-by-plan).
     #[schemars(extend("x-expected" = LIMIT))]
     limit: Option<Limit>,
+    /// Whether instances take [leases](leases.md) of hot keys on a shared store, and how long one lasts; `true` is a
+    /// twentieth of the window, 10ms to 1s. Not with `excess`. With `in_flight`, how long a reservation lasts; extensions
+    /// renew it. Default: `false`; 30s with `in_flight`.
+    #[schemars(extend("x-expected" = LEASE))]
+    lease: Option<LeaseValue>,
     /// The day on which a calendar window of months begins; in shorter months the last day. Or the attribute that
     /// holds it; clients must not be able to set it. Default: 1.
     anchor: Option<Anchor>,
@@ -137,6 +142,17 @@ pub(crate) struct PolicySpec {
 /// The expected value of `limit`, for errors.
 const LIMIT: &str = "a whole number without quotes, or keys and values, for example `by: plan, values: {free: 100, pro: 10000}, default: 100`; with its window it is `quota: 100/1m`";
 
+/// The expected value of `lease`, for errors.
+const LEASE: &str = "`true`, `false` or 10ms to 1s; with `in_flight` 1s to 1h, for example `lease: 30s`";
+
+/// The lease of a policy.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum LeaseValue {
+    Choice(bool),
+    Length(#[schemars(extend("x-expected" = LEASE))] Span<10, 3_600_000>),
+}
+
 /// One limit, or limits by the value of an attribute.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
@@ -191,7 +207,7 @@ enum Candidate {
 mod tests {
     use std::time::Duration;
 
-    use slidegate::{Algorithm, CostUnit, Counts, Excess, reserve::Unsettled};
+    use slidegate::{Algorithm, CostUnit, Counts, Excess, LeaseLength, reserve::Unsettled};
 
     use crate::policies::Policies;
     use crate::policies::tests::policy;
@@ -247,6 +263,22 @@ mod tests {
         let policies = Policies::parse(text, "slidegate.yaml").unwrap();
         let candidate = policies.candidates["p"];
         assert_eq!((candidate.limit(), candidate.window()), (6, Duration::from_secs(10)));
+    }
+
+    /// One key has two meanings: the time of a permit, and whether instances lease what is left of a rate.
+    #[test]
+    fn a_rate_may_be_leased() {
+        let fixed = |ms| Some(LeaseLength::Fixed(Duration::from_millis(ms)));
+        for (keys, lease) in [
+            ("quota: 10/s", None),
+            ("quota: 10/s, lease: false, excess: charge", None),
+            ("quota: 10/s, lease: true", Some(LeaseLength::OfWindow)),
+            ("quota: 10/s, lease: 10ms", fixed(10)),
+            ("scope: user, quota: 10/s, lease: 1s, overrides: {alice: 40}", fixed(1000)),
+            ("in_flight: 5, lease: 1s", None),
+        ] {
+            assert_eq!(policy(keys).lease(), lease, "{keys}");
+        }
     }
 
     /// Users of language models pay for what a reservation holds and for what is charged when it expires.

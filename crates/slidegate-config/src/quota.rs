@@ -271,8 +271,8 @@ impl QuotaSpec {
     /// The quota of a spec with `in_flight` or `lease`.
     fn in_flight_quota(&self) -> Result<Quota, Vec<Mistake>> {
         let Some(most) = self.in_flight else {
-            let message = "invalid lease: only limits on what is in flight have one; write for example \
-                           `in_flight: 20`, or leave it out";
+            let message = "invalid lease: only limits on what is in flight have one here, and instances lease \
+                           a rate as its policy says; leave it out";
             return Err(vec![("lease", message.to_owned())]);
         };
         let conflict = |(key, _): (&'static str, bool)| {

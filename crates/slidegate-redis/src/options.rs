@@ -60,6 +60,8 @@ pub struct RedisOptions {
     pub(crate) batches_checks: bool,
     /// Whether denials are cached while they are true.
     pub(crate) caches_denials: bool,
+    /// Whether this process takes leases, of policies that have them.
+    pub(crate) takes_leases: bool,
     pub(crate) names: Names,
 }
 
@@ -77,6 +79,7 @@ impl RedisOptions {
             },
             batches_checks: true,
             caches_denials: true,
+            takes_leases: true,
             names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },
         })
     }
@@ -96,6 +99,15 @@ impl RedisOptions {
     #[must_use]
     pub fn without_denial_cache(self) -> Self {
         Self { caches_denials: false, ..self }
+    }
+
+    /// Takes no leases, whatever policies say.
+    ///
+    /// By default, this process leases slices of the hot keys of policies [with a
+    /// lease](slidegate::Policy::with_lease).
+    #[must_use]
+    pub fn without_leases(self) -> Self {
+        Self { takes_leases: false, ..self }
     }
 
     /// Hashes every id in key names, not only long or unusual ones: for clusters, where clients

@@ -50,7 +50,7 @@ class PolicyDecision:
     cost: float
     #: `over_limit`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`; `None` if it is allowed.
     reason: str | None
-    #: `store`, `cached`, `local`, `allow` or `deny`.
+    #: `store`, `cached`, `leased`, `local`, `allow` or `deny`.
     source: str | None
     #: An operator's block of the key: `until` and `by`.
     block: Mapping[str, Any] | None

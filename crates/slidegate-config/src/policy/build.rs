@@ -4,10 +4,13 @@
 
 use lined_config::Section;
 use slidegate::network::Ipv6Prefix;
-use slidegate::{Algorithm, Amount, CostUnit, Counts, Fold, Policy, PolicySet, Quota};
+use slidegate::{
+    Algorithm, Amount, CostUnit, Counts, Excess, Fold, LeaseLength, Policy, PolicySet, Quota,
+    clock::format_window,
+};
 
 use super::values::{KeysShown, Mode, Notice, OnMissingValue, UnsettledValue};
-use super::{Anchor, Candidate, Limit, PolicySpec};
+use super::{Anchor, Candidate, LeaseValue, Limit, PolicySpec};
 use crate::condition;
 use crate::counts::{CountsValue, Unit};
 use crate::escalate::Escalation;
@@ -15,7 +18,7 @@ use crate::names::{CANDIDATE, candidate_of, is_inline};
 use crate::overrides::{self, Scope};
 use crate::quota::QuotaSpec;
 use crate::unlikely;
-use crate::values::Parsed;
+use crate::values::{Parsed, Span};
 
 /// A policy, with its candidate and how its keys are shown.
 #[derive(Debug, Clone)]
@@ -54,6 +57,9 @@ impl PolicySpec {
         if let Some(Anchor::Day(day)) = self.anchor {
             quota_spec.anchor = Some(day);
         }
+        if let (Some(LeaseValue::Length(lease)), Some(_)) = (self.lease, quota_spec.in_flight) {
+            quota_spec.lease = Some(Span(lease.0));
+        }
         let quota = quota_spec.build(section);
         let scope = Scope { attributes: &self.scope.0, addresses };
         let builder = Builder { spec: self, scope, section, quota_spec, quota };
@@ -62,6 +68,7 @@ impl PolicySpec {
         let policy = builder.with_conditions(policy);
         let policy = builder.with_limits(policy);
         let policy = builder.with_costs(policy);
+        let policy = policy.with_lease(builder.lease());
         builder.check_costs(&policy);
         let policy = builder.with_overrides(policy);
         let candidate = builder.candidate();
@@ -177,6 +184,40 @@ impl Builder<'_> {
             Some(Parsed(cost)) => policy.with_estimate(cost),
             None => policy,
         }
+    }
+
+    /// How long instances lease a rate. Reports a lease that the policy cannot have.
+    fn lease(&self) -> Option<LeaseLength> {
+        let section = self.section;
+        let lease = match self.spec.lease? {
+            LeaseValue::Choice(choice) if self.spec.quota.in_flight.is_some() => {
+                let message = format!(
+                    "invalid lease `{choice}`: with in_flight it is how long a reservation lasts; must be 1s to 1h, for \
+                     example `lease: 30s`"
+                );
+                section.report("lease", message);
+                return None;
+            }
+            LeaseValue::Length(_) if self.spec.quota.in_flight.is_some() => return None,
+            LeaseValue::Choice(choice) => choice.then_some(LeaseLength::OfWindow)?,
+            LeaseValue::Length(Span(length)) if length > LeaseLength::RANGE.1 => {
+                let message = format!(
+                    "invalid lease `{}`: must be `true`, `false` or 10ms to 1s with a rate, and longer only with `in_flight`; \
+                     write for example `lease: true`",
+                    format_window(length)
+                );
+                section.report("lease", message);
+                return None;
+            }
+            LeaseValue::Length(Span(length)) => LeaseLength::Fixed(length),
+        };
+        if self.spec.excess != Excess::Refuse {
+            let why =
+                "conflicts with excess, whose costs may be above what a lease holds; leave one of both out";
+            section.invalid("lease", why);
+            return None;
+        }
+        Some(lease)
     }
 
     fn check_costs(&self, policy: &Policy) {

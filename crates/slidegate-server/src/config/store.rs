@@ -68,6 +68,9 @@ pub(super) struct StoreSection {
     /// Whether denials are [cached](redis.md#hot-keys).
     #[schemars(extend("default" = true))]
     cache_denials: bool,
+    /// Whether this instance takes [leases](leases.md), of policies that have them.
+    #[schemars(extend("default" = true))]
+    leases: bool,
     /// The only CAs to trust, in PEM. Needs `rediss`; so do the next two. Default: the system's CAs.
     #[schemars(extend("format" = "readable-file"))]
     ca_file: Option<String>,
@@ -161,6 +164,9 @@ impl StoreSection {
         }
         if !self.cache_denials {
             options = options.without_denial_cache();
+        }
+        if !self.leases {
+            options = options.without_leases();
         }
         if let Some(pem) = self.ca_file {
             options = options.with_ca_certificates(pem.into_bytes());
@@ -278,7 +284,7 @@ mod tests {
     fn every_setting_of_the_store_arrives() {
         let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
                     instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, batch: false, \
-                    cache_denials: false, fleet: false";
+                    cache_denials: false, leases: false, fleet: false";
         let store = shared(keys, &Outside::default());
         let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
             .unwrap()
@@ -289,13 +295,14 @@ mod tests {
             .with_key_secret("s")
             .with_hash_tag("tenant")
             .without_batching()
-            .without_denial_cache();
+            .without_denial_cache()
+            .without_leases();
         assert_eq!(store.options, StoreOptions::Redis(options));
         assert_eq!(
             (store.instances, store.requires_sharing, store.deadline.as_millis(), store.fleet),
             (Some(3), true, 20, false)
         );
-        let plain = "redis: 'redis://h', require: nothing, keys: plain, batch: true, cache_denials: true";
+        let plain = "redis: 'redis://h', require: nothing, keys: plain, batch: true, cache_denials: true, leases: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
         assert_eq!(plain, bare);

@@ -1,6 +1,7 @@
 //! Policies described in words, for `slidegate validate`.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use slidegate::{
     Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, PolicySet, Quota,
@@ -53,6 +54,10 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     };
     if quota.capacity() == 0 {
         words += " Nothing passes that costs anything.";
+    }
+    if let (Storage::Redis { .. }, Some(lease)) = (storage, policy.lease()) {
+        let length = Duration::from_micros(lease.us(quota));
+        words += &format!(" Instances may lease hot keys, for {} at a time.", format_window(length));
     }
     let holds = open_reservations(policy);
     let KeySize { usage: size, held } = KeySize::of(policy, storage);

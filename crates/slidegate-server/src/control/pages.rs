@@ -30,6 +30,7 @@ pub(crate) mod findings;
 pub(crate) mod history;
 pub(crate) mod key_list;
 mod key_usage;
+mod lease_metrics;
 pub(crate) mod live;
 mod metrics;
 mod page;

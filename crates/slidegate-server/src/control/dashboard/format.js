@@ -90,7 +90,8 @@ export const plain = (text) => text.replaceAll(/`([^`]*)`/g, '“$1”');
 
 /** Who decided, where it was not the store. */
 export const decidedBy = ({ source }) =>
-  source === 'store' ? '' : source === 'cached' ? ', as a cached denial says' : `, decided by the fallback “${source}”`;
+  ({ store: '', cached: ', as a cached denial says', leased: ', from a lease of the instance' })[source] ??
+  `, decided by the fallback “${source}”`;
 
 /** Whose figures a response has. */
 export const whose = ({ instances, fleet_error: error }) =>

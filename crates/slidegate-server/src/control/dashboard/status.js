@@ -33,6 +33,7 @@ export class Status {
         ? [
             ['Instances', store.instances ? count(store.instances) : 'not counted yet', !store.instances],
             ['Fallback decisions', count(store.fallbacks ?? 0)],
+            ...Object.entries(store.leases ?? {}).map(([policy, lease]) => [`Leases of ${policy}`, leaseText(lease)]),
           ]
         : []),
       ...(fleet ? [['Fleet', fleetText(fleet), Boolean(fleet.error)]] : []),
@@ -129,6 +130,12 @@ function storeText({ kind, url, refuses_decisions: refuses, degraded }) {
   if (kind === 'memory') return 'in-process memory';
   const state = degraded ? 'unavailable' : 'healthy';
   return `${kind} ${url ?? ''}, ${refuses ? 'limits are not shared' : state}`;
+}
+
+/** What is held of the limits, and what needed no call. */
+function leaseText({ open, held_share: held, admitted, expired }) {
+  const text = `${count(open)} open, ${percent(held, 1)} held, ${count(admitted)} requests admitted`;
+  return expired ? `${text}, ${count(expired)} ended unsettled` : text;
 }
 
 /** The sum of all instances, then one line for each. */

@@ -18,6 +18,7 @@ use slidegate_config::names;
 
 use super::envoy_metrics::EnvoyMetrics;
 use super::findings::Findings;
+use super::lease_metrics::leases;
 use super::page::Page;
 use crate::access::attempts::AuthAttempts;
 use crate::caller::Protocol;
@@ -259,7 +260,7 @@ fn decisions(page: &mut Page<'_>, shown: &PolicyCounterList, others: &PolicyCoun
     let mut decisions = Vec::new();
     for counters in shown {
         for (labels, count, is_first) in checks(counters) {
-            // Few of the 15 combinations occur. The first is always exported, so every policy is visible.
+            // Few of the 18 combinations occur. The first is always exported, so every policy is visible.
             if count > 0 || is_first {
                 decisions.push(([("policy", counters.name.as_str()), labels[0], labels[1]], count));
             }
@@ -533,6 +534,7 @@ fn store(page: &mut Page<'_>, admin: &Admin, shared: Shared<'_>) -> fmt::Result 
     page.total("store_batched_checks", help, stats.batched)?;
     let help = "Checks denied by a cached denial, without a call";
     page.total("store_cached_denials", help, stats.cached_denials)?;
+    leases(page, &stats.leases)?;
     let help = "Calls that reached the store after their deadline and charged nothing";
     page.total("store_late_calls", help, stats.late)?;
     let errors = stats.errors.iter().map(|(kind, count)| ([("kind", *kind)], *count));

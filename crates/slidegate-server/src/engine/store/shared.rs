@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate::store::{FallbackStats, FallbackStore, ServiceStore};
+use slidegate::store::{FallbackStats, FallbackStore, LeaseStats, ServiceStore};
 use slidegate::{DecisionSource, Decisions, Error};
 use tokio::sync::Notify;
 
@@ -51,6 +51,36 @@ pub(crate) struct SharedState {
     /// Failed calls to the store since the start, by kind; kinds without failures are omitted.
     errors: BTreeMap<&'static str, u64>,
     clock: ClockState,
+    /// Leases of this instance, by policy: those of policies that have had one.
+    leases: BTreeMap<String, LeaseState>,
+}
+
+/// Leases of one policy, since the start.
+#[derive(Debug, Serialize, JsonSchema)]
+struct LeaseState {
+    /// Open leases.
+    open: u64,
+    /// What open leases have left, as a share of the limits of their keys: 0 to 1.
+    held_share: f64,
+    /// Leases that the store granted, renewals included.
+    granted: u64,
+    /// Those that replaced one that was settled by the same call.
+    renewed: u64,
+    /// Leases that were settled and not replaced.
+    returned: u64,
+    /// Leases that ended before they were settled; the store charged them in full.
+    expired: u64,
+    /// Requests admitted without a call.
+    admitted: u64,
+}
+
+impl From<LeaseStats> for LeaseState {
+    #[allow(clippy::cast_precision_loss)] // a share
+    fn from(stats: LeaseStats) -> Self {
+        let LeaseStats { granted, renewed, returned, expired, admitted, open, held, limit } = stats;
+        let held_share = held as f64 / limit.max(1) as f64;
+        Self { open, held_share, granted, renewed, returned, expired, admitted }
+    }
 }
 
 /// A node of the store.
@@ -294,6 +324,7 @@ impl<'a> Shared<'a> {
                 last_jump_ms: store.clock_jumps.last_us / 1000,
                 resolution_us: store.clock_resolution_us,
             },
+            leases: store.leases.into_iter().map(|(policy, stats)| (policy, stats.into())).collect(),
         }
     }
 

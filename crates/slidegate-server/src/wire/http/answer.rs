@@ -176,9 +176,9 @@ struct PolicyAnswer<'a> {
 struct OutcomeBody<'a> {
     #[serde(flatten)]
     usage: Usage,
-    /// Where the decision comes from: the store; a cached denial of the store that is still valid; or, while a shared
-    /// store is unreachable, the policy's fallback.
-    #[schemars(extend("enum" = ["store", "cached", "local", "allow", "deny", null]))]
+    /// Where the decision comes from: the store; a cached denial of the store that is still valid; a
+    /// lease of this instance; or, while a shared store is unreachable, the policy's fallback.
+    #[schemars(extend("enum" = ["store", "cached", "leased", "local", "allow", "deny", null]))]
     source: Option<&'static str>,
     /// Why it is denied: the cost exceeds what remains; the key is blocked; the key has the maximum of open
     /// reservations; the store has no room for more; or the shared store is unavailable and the policy denies in that
