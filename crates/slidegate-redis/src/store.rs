@@ -105,7 +105,7 @@ impl RedisStore {
 
     fn subjects(&self, charges: &[Charge<'_>]) -> Subjects {
         let mut subjects = Subjects::of(charges, &self.options.names);
-        if self.calls.reads_expiry() {
+        if !self.options.takes_leases || self.calls.reads_expiry() {
             // Whole milliseconds are too coarse for the ends of leases.
             subjects.0.iter_mut().for_each(|subject| subject.lease_us = 0);
         }
