@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::response::Response;
-use slidegate::{Gate, Limiter, Policy, PolicySet, Quota, SharedGate};
+use slidegate::{DecisionSource, Gate, LeaseLength, Limiter, Policy, PolicySet, Quota, SharedGate};
 use slidegate_http::headers::HeaderOptions;
 use slidegate_http::layer::{Attribute, RateLimitLayer};
 use slidegate_redis::{RedisOptions, RedisStore};
@@ -43,6 +43,7 @@ fn main() -> Outcome {
         ("layer-plain", _) => layer(HeaderOptions::OFF, times),
         ("layer-fields", _) => layer(HeaderOptions::default(), times),
         ("redis", Some(url)) => redis(&url, times),
+        ("leased", Some(url)) => leased(&url, times),
         ("replay", Some(log)) => replay(log.into(), times),
         _ => Err(format!("invalid case `{case}`: is none of this program").into()),
     }
@@ -97,6 +98,30 @@ fn redis(url: &str, times: u32) -> Outcome {
         let request = slidegate::Request::new().with("user", KEY);
         for _ in 0..times {
             assert!(gate.check(&request).await.is_allowed());
+        }
+        Ok(())
+    })
+}
+
+/// Decisions from a lease, which the first requests bring. They ask for so much that it lasts for the others.
+fn leased(url: &str, times: u32) -> Outcome {
+    const SLICE: u64 = 100_000;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let policies =
+            PolicySet::new(policies(1)?.iter().map(|one| one.clone().with_lease(LeaseLength::OfWindow)))?;
+        let gate = SharedGate::new(policies, RedisStore::new(RedisOptions::new(url)?)?)?;
+        let [large, small] = [SLICE, 1].map(|cost| {
+            slidegate::Request::new().with("user", KEY).with("path", "/service/10009").with_cost(cost)
+        });
+        let is_leased = async |request| {
+            let decisions = gate.check(black_box(request)).await;
+            assert!(black_box(&decisions).is_allowed());
+            decisions.iter().all(|one| one.decision().source() == DecisionSource::Leased)
+        };
+        while !is_leased(&large).await {}
+        for _ in 0..times {
+            assert!(is_leased(&small).await, "the lease lasts a second");
         }
         Ok(())
     })
