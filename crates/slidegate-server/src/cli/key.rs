@@ -196,8 +196,11 @@ fn describe_charges(response: &Value, lines: &mut Vec<String>) {
 fn describe_holds(response: &Value, is_in_flight: bool, lines: &mut Vec<String>) {
     let holds = response["holds"].as_array().map_or(&[][..], Vec::as_slice);
     if !holds.is_empty() {
+        let is_lease = holds.iter().any(|hold| hold["lease_of"].is_string());
         let open = match response["open_holds"].as_u64() {
+            Some(1) if is_lease => "1 lease holds".to_owned(),
             Some(1) => "1 open reservation holds".to_owned(),
+            Some(count) if is_lease => format!("{count} leases and reservations hold"),
             _ => format!("{} open reservations hold", response["open_holds"]),
         };
         lines.push(format!("{open} {}{}:", amount(&response["held"]), unit(response)));
@@ -208,12 +211,14 @@ fn describe_holds(response: &Value, is_in_flight: bool, lines: &mut Vec<String>)
             Some("forget") => "dropped then",
             _ => "charged then",
         };
-        lines.push(format!(
-            "  ends in {:>11}  {} held, {} settled, {then}",
-            wait(&hold["ends_in_ms"]),
-            amount(&hold["held"]),
-            amount(&hold["settled"])
-        ));
+        let (ends_in, held) = (wait(&hold["ends_in_ms"]), amount(&hold["held"]));
+        lines.push(match hold["lease_of"].as_str() {
+            Some(instance) => format!("  ends in {ends_in:>11}  {held} leased by {instance}"),
+            None => {
+                let settled = amount(&hold["settled"]);
+                format!("  ends in {ends_in:>11}  {held} held, {settled} settled, {then}")
+            }
+        });
     }
 }
 

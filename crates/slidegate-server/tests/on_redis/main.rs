@@ -12,6 +12,7 @@ mod failover;
 mod figures;
 mod fleet;
 mod key_size;
+mod leases;
 mod notifications;
 mod passwords;
 mod plans;

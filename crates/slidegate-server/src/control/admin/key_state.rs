@@ -139,6 +139,8 @@ pub(super) struct ShownHold {
     /// What happens to what it holds when it expires.
     #[schemars(extend("enum" = ["charge", "forget"]))]
     pub(super) unsettled: &'static str,
+    /// The name of the instance that [leases](leases.md) it; `null` of a reservation.
+    pub(super) lease_of: Option<String>,
 }
 
 impl ShownUsage {
@@ -155,7 +157,8 @@ impl ShownUsage {
         }
     }
 
-    pub(super) fn of(found: &KeyUse, policy: &Policy) -> Self {
+    /// `lease_of` names the instance that has a hold with this id as a lease.
+    pub(super) fn of(found: &KeyUse, policy: &Policy, lease_of: impl Fn(u64) -> Option<String>) -> Self {
         let decision = &found.decision;
         // A key that is full may still count in a window of before.
         let window = found.quota.window_at(found.charges.first().map_or(decision.at(), |charge| charge.at));
@@ -175,6 +178,7 @@ impl ShownUsage {
             settled: found.amount(hold.settled),
             ends_in_ms: millis_ceil(hold.until - decision.at()),
             unsettled: hold.unsettled.name(),
+            lease_of: lease_of(hold.id),
         });
         Self {
             limit,

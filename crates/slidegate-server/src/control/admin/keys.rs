@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Number, json};
 use slidegate::clock::{Timestamp, parse_window};
+use slidegate::internal::holder_of;
 use slidegate::{Algorithm, Amount, Counts, DecisionSource, Policy, PolicySet, Quota, Request, verb::Verb};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::UNLIMITED;
@@ -210,8 +211,14 @@ impl Admin {
         let (policy, key) = (Some(target.policy.clone()), Some(target.text.clone()));
         let filter = Filter { policy, key, is_exact: true, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
+        let fleet = if found.holds.is_empty() { None } else { self.fleet(None).await.ok().flatten() };
+        let lease_of = |id: u64| {
+            let mut instances = fleet.iter().flat_map(|fleet| &fleet.instances);
+            let holder = instances.find(|one| u64::from(holder_of(&one.id)) == id >> 32)?;
+            Some(holder.record.name.clone())
+        };
         Ok(KeyState {
-            usage: ShownUsage::of(&found, target.policy()),
+            usage: ShownUsage::of(&found, target.policy(), lease_of),
             // Of the policies after the change, if there was one.
             unlimited: self.app.policies().exempting(&request).next().is_some(),
             denials: denials.iter().map(|event| json!(**event)).collect(),
