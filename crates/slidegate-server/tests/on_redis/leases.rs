@@ -37,7 +37,8 @@ fn operators_see_who_leases_a_key_and_get_it_back_when_an_instance_stops() {
     });
     let status = one.get("/v1/status").json();
     let instances = status["fleet"]["instances"].as_array().unwrap();
-    let holder = instances.iter().find(|instance| instance["is_this"] == true).unwrap()["name"].as_str().unwrap();
+    let holder =
+        instances.iter().find(|instance| instance["this"] == true).unwrap()["name"].as_str().unwrap();
     let hold = &shown["holds"][0];
     assert_eq!(hold["lease_of"], holder, "{shown}");
     assert!(hold["ends_in_ms"].as_u64().unwrap() <= 1000 && hold["held"] == shown["held"], "{shown}");
@@ -46,7 +47,8 @@ fn operators_see_who_leases_a_key_and_get_it_back_when_an_instance_stops() {
     let (more, from_leases) = check(&one, 10);
     (admitted, leased) = (admitted + more, leased + from_leases);
     assert!(leased > 0);
-    let state = &one.get("/v1/status").json()["store"]["leases"]["p"];
+    let status = one.get("/v1/status").json();
+    let state = &status["store"]["leases"]["p"];
     let count = |field: &str| state[field].as_u64().unwrap();
     assert_eq!(count("admitted"), leased, "{state}");
     assert_eq!(one.count("slidegate_store_leases_admitted_total{policy=\"p\"}"), leased);
