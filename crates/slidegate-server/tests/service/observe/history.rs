@@ -62,7 +62,7 @@ fn validate_states_the_memory_of_the_history_and_metrics_switch_it_off() {
     let said = |config: &str| text(&run(&["validate", &folder.file("slidegate.yaml", config)]).stdout);
     let policies = "policies: [{name: per-user, scope: [user], quota: 10/1h}]\n";
     assert!(
-        said(policies).contains("The history of the last hour takes up to 1.24 MiB."),
+        said(policies).contains("The history of the last hour takes up to 1.25 MiB."),
         "{}",
         said(policies)
     );
