@@ -7,9 +7,10 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 
+use slidegate::internal::Slice;
 use slidegate::{Algorithm, Gate, Limiter, MemoryStore, clock::ManualClock};
 use slidegate::{Policy, PolicySet, Quota, Request};
 
@@ -176,4 +177,42 @@ fn requests_that_meet_a_change_of_the_policies_are_all_counted() {
             });
         }
     }
+}
+
+/// A cost that is taken while its lease is settled must be in what it is settled to, and one that is put back
+/// afterwards must not be in that of the next.
+#[test]
+fn what_threads_take_of_leases_and_do_not_put_back_is_what_the_leases_are_settled_to() {
+    loom::model(|| {
+        let lease = Arc::new(Mutex::new(Some(Slice::new(1, 2, 10))));
+        let taken = |lease: &Mutex<Option<Slice>>| {
+            let mut lease = lease.lock().unwrap();
+            lease.as_mut().filter(|slice| slice.left() > 0)?.take(1, || 9).then(|| lease.as_ref().unwrap().id)
+        };
+        let admitted = {
+            let lease = lease.clone();
+            thread::spawn(move || u64::from(taken(&lease).is_some()))
+        };
+        // Its request is denied by another policy.
+        let lost = {
+            let lease = lease.clone();
+            thread::spawn(move || {
+                let Some(id) = taken(&lease) else { return 0 };
+                let mut lease = lease.lock().unwrap();
+                let same = lease.as_mut().filter(|slice| slice.id == id);
+                same.map_or(1, |slice| {
+                    slice.put_back(1);
+                    0
+                })
+            })
+        };
+        // It is ended before its call is sent, and the reply brings the next.
+        let ended = lease.lock().unwrap().take();
+        let first = ended.map_or(0, Slice::end);
+        *lease.lock().unwrap() = Some(Slice::new(2, 1, 10));
+        let used = admitted.join().unwrap() + lost.join().unwrap();
+        let second = lease.lock().unwrap().take().map_or(0, Slice::end);
+        assert_eq!(first + second, used);
+        assert!(first <= 2 && second <= 1);
+    });
 }
