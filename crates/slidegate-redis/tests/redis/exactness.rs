@@ -50,6 +50,8 @@ const CALLERS_OF_OTHERS: u64 = (PROCESSES * CALLERS / 2 / USERS) as u64;
 
 /// The window of the second round.
 const SHORT_WINDOW: Duration = Duration::from_millis(250);
+/// How long leases last: long enough that a busy machine asks for some.
+const LEASE: Duration = Duration::from_millis(100);
 /// What each process has admitted when the second round ends: all together six windows' worth.
 const ADMITTED_EACH: u64 = 6 * WIDE / PROCESSES as u64;
 /// No round takes so long: a limiter that admits too little hangs.
@@ -211,7 +213,7 @@ fn limits(mode: Mode, options: RedisOptions, window: Duration) -> Arc<RedisGate>
     let policy = |kind, limit| {
         let name = format!("{kind}-{}", window.as_millis());
         let policy = Policy::new(&name, Quota::new(limit, window).unwrap()).unwrap();
-        policy.with_lease((mode == Mode::Leased).then_some(LeaseLength::OfWindow))
+        policy.with_lease((mode == Mode::Leased).then_some(LeaseLength::Fixed(LEASE)))
     };
     let wide = policy("wide", WIDE).with_scope(["tenant"]);
     gate([wide, policy("narrow", NARROW).with_scope(["tenant", "user"])], options)
