@@ -316,7 +316,7 @@ fn renew(calls: Weak<Calls>, (key, id, at): (u128, u64, Instant)) -> BoxFuture<'
     Box::pin(async move {
         tokio::time::sleep_until(at).await;
         let Some(calls) = calls.upgrade() else { return };
-        if let Some(subject) = calls.leases.subject(key, id) {
+        if let Some(subject) = calls.leases.due(key, id) {
             calls.settle(&subject).await;
         }
     })

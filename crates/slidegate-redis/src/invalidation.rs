@@ -20,8 +20,8 @@ use crate::leases::Leases;
 const CHANNEL: &str = "sg1:forget";
 /// Follows the publisher's id in messages about the control document.
 const CONTROL_DOCUMENT: &str = ":control";
-/// Follows the publisher's id in messages that say which keys were reset: then come their names in hexadecimal digits, each after a
-/// colon. Instances of earlier releases clear their cache.
+/// Follows the publisher's id in messages that say which keys were reset: then come their names in hexadecimal digits,
+/// each after a colon. Instances of earlier releases clear their cache.
 const KEYS: &str = ":keys";
 /// The most names in a message. More are all keys.
 const MAX_KEYS: usize = 64;

@@ -9,8 +9,8 @@
 //! long as the leases that are open.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slidegate::internal::{
@@ -25,6 +25,9 @@ use tokio::time::Instant;
 use crate::call::{Answers, LeaseTerms, Subject, Subjects};
 use crate::names::Names;
 use crate::reply::Grant;
+use counters::{Counters, CountersByPolicy, policy_of};
+
+mod counters;
 
 /// Sets of the table, with eight keys each: at most 4,096 keys are leased.
 const SETS: usize = 512;
@@ -45,7 +48,7 @@ pub(crate) struct Leases {
     created: Instant,
     /// Set when the process ends: no lease is taken any more.
     is_closed: AtomicBool,
-    counters: Mutex<BTreeMap<String, Arc<Counters>>>,
+    counters: CountersByPolicy,
 }
 
 /// What is known of a key.
@@ -72,16 +75,6 @@ struct Lease {
     /// Whether others may know better by now: it is settled by the next call, or runs out.
     is_ended: bool,
     counters: Arc<Counters>,
-}
-
-/// Counts of one policy since the store was created.
-#[derive(Debug, Default)]
-struct Counters {
-    granted: AtomicU64,
-    renewed: AtomicU64,
-    settled: AtomicU64,
-    expired: AtomicU64,
-    admitted: AtomicU64,
 }
 
 /// The charges of a request that leases admit.
@@ -123,7 +116,7 @@ impl Leases {
             ended: AtomicU64::new(0),
             created: instant(),
             is_closed: AtomicBool::new(false),
-            counters: Mutex::default(),
+            counters: CountersByPolicy::default(),
         }
     }
 
@@ -219,9 +212,8 @@ impl Leases {
             let worth = |one: &LeasedKey| (one.lease.is_some(), one.demand.noted_us());
             let replaced = set.insert(key, LeasedKey::default(), worth);
             if let Some(lease) = replaced.and_then(|one| one.lease) {
-                // It runs out: it was used least lately.
-                self.open.fetch_sub(1, Ordering::Relaxed);
-                lease.counters.expired.fetch_add(1, Ordering::Relaxed);
+                // It was used least lately.
+                self.run_out(&lease);
             }
         }
         let known = set.get_mut(key)?;
@@ -281,7 +273,7 @@ impl Leases {
             let key = self.secret.hash_of(&subject.name);
             let mut set = self.keys.set(lowest_bits(key));
             let Some(lease) = set.get_mut(key).and_then(|known| known.lease.as_ref()) else { continue };
-            if lease.is_ended || lease.slice.is_over(self.micros(instant())) {
+            if !lease.is_usable(self.micros(instant())) {
                 continue;
             }
             let left = lease.slice.left().min(answer.held);
@@ -295,11 +287,21 @@ impl Leases {
         }
     }
 
-    /// The key of an open lease.
-    pub(crate) fn subject(&self, key: u128, id: u64) -> Option<Subjects> {
+    /// The key of a lease whose time is nearly over, to be settled by a call. One that news have ended runs out.
+    pub(crate) fn due(&self, key: u128, id: u64) -> Option<Subjects> {
         let mut set = self.keys.set(lowest_bits(key));
-        let lease = set.get_mut(key)?.lease.as_ref()?;
-        (lease.slice.id == id && !lease.is_ended).then(|| alone(&lease.subject))
+        let known = set.get_mut(key)?;
+        let lease = known.lease.take_if(|lease| lease.slice.id == id && lease.is_ended);
+        if let Some(lease) = lease {
+            self.run_out(&lease);
+        }
+        known.lease.as_ref().filter(|lease| lease.slice.id == id).map(|lease| alone(&lease.subject))
+    }
+
+    /// Counts a lease that is gone and was not settled.
+    fn run_out(&self, lease: &Lease) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        lease.counters.expired.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Ends leasing for good. Returns the keys that have a lease, each to be settled by a call.
@@ -313,39 +315,21 @@ impl Leases {
         open
     }
 
-    /// Counts by policy.
+    /// Counts by policy, and what open leases have left.
     pub(crate) fn stats(&self) -> BTreeMap<String, LeaseStats> {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let counts = |counters: &Arc<Counters>| LeaseStats {
-            granted: of(&counters.granted),
-            renewed: of(&counters.renewed),
-            returned: of(&counters.settled).saturating_sub(of(&counters.renewed)),
-            expired: of(&counters.expired),
-            admitted: of(&counters.admitted),
-            ..LeaseStats::default()
-        };
-        let mut stats: BTreeMap<_, _> =
-            self.counters().iter().map(|(policy, counters)| (policy.clone(), counts(counters))).collect();
-        if !stats.is_empty() {
-            self.keys.each_set(|set| {
-                for lease in set.values_mut().filter_map(|known| known.lease.as_ref()) {
-                    if let Some(of_policy) = stats.get_mut(policy_of(&lease.subject.name)) {
-                        of_policy.open += 1;
-                        of_policy.held += lease.slice.left();
-                        of_policy.limit += lease.subject.quota.limit();
-                    }
+        let now_us = self.micros(instant());
+        let mut stats = self.counters.stats();
+        self.keys.each_set(|set| {
+            for lease in set.values_mut().filter_map(|known| known.lease.as_ref()) {
+                let of_policy = stats.get_mut(policy_of(&lease.subject.name));
+                if let Some(of_policy) = of_policy.filter(|_| lease.is_usable(now_us)) {
+                    of_policy.open += 1;
+                    of_policy.held += lease.slice.left();
+                    of_policy.limit += lease.subject.quota.limit();
                 }
-            });
-        }
+            }
+        });
         stats
-    }
-
-    fn counters(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Counters>>> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn counters_of(&self, name: &[u8]) -> Arc<Counters> {
-        Arc::clone(self.counters().entry(policy_of(name).to_owned()).or_default())
     }
 
     fn micros(&self, at: Instant) -> u64 {
@@ -355,13 +339,6 @@ impl Leases {
 
 fn alone(subject: &Subject) -> Subjects {
     Subjects(SmallVec::from_iter([subject.clone()]))
-}
-
-/// The policy of a key with this name.
-fn policy_of(name: &[u8]) -> &str {
-    let untagged = Names::untagged(name);
-    let end = untagged.iter().position(|byte| *byte == b':').unwrap_or(untagged.len());
-    std::str::from_utf8(&untagged[..end]).unwrap_or_default()
 }
 
 /// Whether leases may decide it: a check whose cost is known, and that only its own key decides.
@@ -374,6 +351,10 @@ fn is_leasable(charge: &Charge<'_>) -> bool {
 }
 
 impl Lease {
+    fn is_usable(&self, now_us: u64) -> bool {
+        !self.is_ended && !self.slice.is_over(now_us)
+    }
+
     /// The decision on a cost that was just taken. Others may have used more since the grant, and less than they hold.
     fn decision(&self, cost: u64, now_us: u64) -> Decision {
         let (granted, left) = (&self.granted, self.slice.left());
@@ -466,13 +447,13 @@ impl Asked<'_> {
             }
             let Some(grant) = grant else { continue };
             let subject = &subjects.0[at];
-            let counters = self.leases.counters_of(&subject.name);
+            let counters = self.leases.counters.of(&subject.name);
             counters.granted.fetch_add(1, Ordering::Relaxed);
             if terms.settled.is_some() {
                 counters.renewed.fetch_add(1, Ordering::Relaxed);
             }
             self.leases.open.fetch_add(1, Ordering::Relaxed);
-            known.lease = Some(Box::new(Lease {
+            let lease = Box::new(Lease {
                 slice: Slice::new(terms.id, grant.amount, sent_us + usable_us(grant.ttl_us)),
                 subject: subject.clone(),
                 granted: grant.decision,
@@ -480,7 +461,11 @@ impl Asked<'_> {
                 // News may arrive before the reply to a call that was made before them.
                 is_ended: self.leases.ended.load(Ordering::SeqCst) != self.ended,
                 counters,
-            }));
+            });
+            if let Some(former) = known.lease.replace(lease) {
+                // The key was forgotten meanwhile, and asked about again by another call.
+                self.leases.run_out(&former);
+            }
             taken.push((*key, terms.id, sent + Duration::from_micros(renewed_after_us(grant.ttl_us))));
         }
         taken
@@ -559,6 +544,12 @@ mod tests {
             leases.end(Some(&reset.unwrap_or_default()));
             assert_eq!(asked.granted(&subjects(), &granted(50), (now, now)).len(), 1);
             assert_eq!(take(&leases).is_some(), is_used);
+            let open = |leases: &Leases| leases.stats()["p"].open;
+            assert_eq!(open(&leases), u64::from(is_used));
+            let (key, id) = (asked.keys[0], asked.terms[0].unwrap().id);
+            assert_eq!(leases.due(key, id).is_some(), is_used, "what has ended is not renewed");
+            assert_eq!(leases.open.load(Ordering::Relaxed), u64::from(is_used));
+            assert_eq!(leases.stats()["p"].expired, u64::from(!is_used));
         }
     }
 
