@@ -151,9 +151,10 @@ impl<S: Store, A: Ask> Turns<'_, S, A> {
         let Some(within) = self.within(denied.policy()) else {
             return never(format!("policy `{name}` lets nobody wait"));
         };
-        let turn = denied.turn(wait);
+        let place = denied.place();
+        let turn = denied.turn(wait, Some(place.share));
         let ask_again = (turn.is_held || self.gate.store.as_local().is_none()).then_some(ASK_OTHERS);
-        AskOutcome::Denied(Denial { place: Place { within, ..denied.place() }, turn, ask_again })
+        AskOutcome::Denied(Denial { place: Place { within, ..place }, turn, ask_again })
     }
 }
 
@@ -175,9 +176,10 @@ impl PolicyDecision<'_> {
         Place { key: self.queue_key(), share, within: None }
     }
 
-    fn turn(&self, wait: Duration) -> Turn {
+    fn turn(&self, wait: Duration, share: Option<f64>) -> Turn {
         let quota = self.quota();
         Turn {
+            share,
             wait,
             is_held: self.decision().held() > 0,
             window: quota.window(),
@@ -190,7 +192,7 @@ impl Decisions<'_> {
     /// When the next request for a key gets its turn, after this one took all that was left.
     fn turn_after(&self, key: QueueKey) -> Option<Turn> {
         let taken = self.iter().find(|one| one.decision().remaining == 0 && one.queue_key() == key)?;
-        Some(taken.turn(taken.decision().frees_after()?))
+        Some(taken.turn(taken.decision().frees_after()?, None))
     }
 }
 

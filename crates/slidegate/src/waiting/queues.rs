@@ -89,6 +89,8 @@ pub(crate) struct Turn {
     pub(crate) window: Duration,
     /// Cost is freed evenly, as by a token bucket, and not all of a window's at once.
     pub(crate) is_even: bool,
+    /// What fits then, as a share of the limit of one window. `None`: something.
+    pub(crate) share: Option<f64>,
 }
 
 /// Why there was no turn.
@@ -309,7 +311,7 @@ impl Waiters {
     fn earliest(&self, ahead: f64, share: f64) -> Option<Instant> {
         let (at, turn) = self.queue.schedule().next.filter(|(_, turn)| !turn.is_held)?;
         let windows = if turn.is_even {
-            ahead
+            ahead + share - turn.share.unwrap_or(share)
         } else {
             // The head begins a window, which admits the limit once, and so does each that follows.
             (ahead + share - ROUNDING).ceil() - 1.0
