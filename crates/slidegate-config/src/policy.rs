@@ -24,7 +24,7 @@ use values::{ExcessChoice, Notice, OnMissingValue, OnStoreErrorChoice, Unsettled
 pub use values::{KeysShown, Mode};
 
 /// The forms of the texts in a policy, for the [`Schema`] of a file.
-pub const POLICY_FORMS: [Form; 15] = [
+pub const POLICY_FORMS: [Form; 16] = [
     NAME,
     ATTRIBUTE,
     SPAN,
