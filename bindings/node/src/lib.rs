@@ -14,6 +14,11 @@ mod error;
 mod gate;
 mod limiter;
 mod pending;
-#[cfg(feature = "redis")]
 mod runtime;
 mod values;
+
+/// Takes a call that waits out of its queue. Its promise is settled when it has left.
+#[napi_derive::napi(catch_unwind)]
+pub fn leave(number: u32) {
+    pending::leave(number);
+}
