@@ -1,0 +1,369 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { Gate, Limiter, ManualClock, SharedGate } from "slidegate";
+
+import { startRedis } from "./support.mjs";
+
+const redis = await startRedis();
+// A busy machine needs longer than the default of 50 ms.
+const patient = { deadlineMs: 5000, connectTimeoutMs: 5000 };
+const HOUR = 3_600_000;
+
+let keys = 0;
+
+/**
+ * What waits for one key of `limit` in ten minutes: longer than a test, so turns come by what is refunded. `subject` is
+ * how calls name the key.
+ */
+const ROWS = {
+  limiter(limit, options) {
+    const one = new Limiter(`${limit}/10m`, options);
+    return { one, key: "alice", subject: { key: "alice" } };
+  },
+  gate(limit, options) {
+    const one = new Gate([{ name: "per-user", scope: ["user"], quota: `${limit}/10m` }], options);
+    return { one, key: { user: "alice" }, subject: { attributes: { user: "alice" } } };
+  },
+  "shared gate"(limit, options) {
+    const key = { user: `alice-${keys++}` };
+    const one = new SharedGate(redis.url, [{ name: "per-user", scope: ["user"], quota: `${limit}/10m` }], { ...patient, ...options });
+    return { one, key, subject: { attributes: key } };
+  },
+};
+
+/** One test for each row. A call that never gets its turn would keep it from its end. */
+function each(name, run, rows = Object.keys(ROWS)) {
+  for (const row of rows) {
+    test(`${row}: ${name}`, { timeout: 60_000 }, () => run((limit, options) => {
+      const place = ROWS[row](limit, options);
+      const { one, key } = place;
+      const order = [];
+      return {
+        ...place,
+        order,
+        /** Waits for a turn, and notes under this name who got it. */
+        queue: async (who, options) => {
+          const decision = await one.acquire(key, { timeoutMs: HOUR, ...options });
+          order.push(who);
+          return decision;
+        },
+        used: async () => (await one.peek(key)).used,
+      };
+    }));
+  }
+}
+
+/** Enough for a call that nothing holds back. Whoever gets a turn too early does so meanwhile. */
+const aWhile = () => sleep(50);
+
+each("whoever finds room is served at once, and charged", async (at) => {
+  const { queue, used } = at(5);
+  const decision = await queue("a", { cost: 3, timeoutMs: 0 });
+  assert.deepEqual([decision.allowed, decision.used, decision.remaining, decision.status, decision.reason], [true, 3, 2, 200, null]);
+  assert.equal((await queue("b")).used, 4);
+  assert.equal(await used(), 4);
+});
+
+each("turns come in the order of the calls", async (at) => {
+  const { one, key, queue, order, used } = at(1);
+  await queue("first");
+  const waiting = ["a", "b", "c"].map((who) => queue(who));
+  for (const one_ of waiting) {
+    await aWhile();
+    await one.refund(key, 1);
+    assert.equal((await one_).allowed, true);
+  }
+  assert.deepEqual(order, ["first", "a", "b", "c"]);
+  assert.equal(await used(), 1);
+});
+
+// Small requests would keep a large one from ever being served.
+each("a large cost is not overtaken by a small one, nor by a call that does not wait long", async (at) => {
+  const { one, key, queue, order, used } = at(3);
+  await queue("first", { cost: 3 });
+  const large = queue("large", { cost: 2 });
+  const small = queue("small");
+  await aWhile();
+  await one.refund(key, 1);
+  await aWhile();
+  assert.deepEqual(order, ["first"]);
+  assert.equal((await one.acquire(key, { timeoutMs: 0 })).allowed, false);
+  await one.refund(key, 1);
+  await large;
+  assert.deepEqual(order, ["first", "large"]);
+  await one.refund(key, 1);
+  await small;
+  assert.equal(await used(), 3);
+});
+
+each("whoever aborts leaves the queue at once: the next gets the turn, and nothing is charged", async (at) => {
+  const { one, key, queue, order, used } = at(1);
+  await queue("first");
+  const controllers = [new AbortController(), new AbortController(), new AbortController()];
+  const waiting = controllers.map(({ signal }, i) => queue(i, { signal }));
+  const failed = (i) => assert.rejects(waiting[i], { message: `reason ${i}` });
+  await aWhile();
+  // One in the middle, and then the head.
+  for (const i of [1, 0]) {
+    controllers[i].abort(new Error(`reason ${i}`));
+    await failed(i);
+  }
+  assert.equal(await used(), 1);
+  await one.refund(key, 1);
+  await waiting[2];
+  assert.deepEqual(order, ["first", 2]);
+  assert.equal(await used(), 1);
+  // Afterwards, the signal means nothing any more.
+  controllers[2].abort();
+});
+
+each("an aborted signal never asks", async (at) => {
+  const { one, key, used } = at(1);
+  const reason = new Error("mine");
+  await assert.rejects(one.acquire(key, { signal: AbortSignal.abort(reason) }), reason);
+  await assert.rejects(one.acquire(key, { signal: AbortSignal.abort() }), { name: "AbortError" });
+  assert.equal(await used(), 0);
+});
+
+each("a time that is over while others are served ends the wait with the denial", async (at) => {
+  const { queue, used } = at(2);
+  await queue("first", { cost: 2 });
+  const head = new AbortController();
+  const heads = queue("head", { signal: head.signal });
+  const late = await queue("late", { timeoutMs: 50 });
+  assert.deepEqual([late.allowed, late.reason, late.status], [false, "over_limit", 429]);
+  assert.ok(late.retryAfterMs > 60_000, `${late.retryAfterMs}`);
+  assert.ok(Number(Object.fromEntries(late.headers)["retry-after"]) > 60);
+  head.abort();
+  await assert.rejects(heads);
+  assert.equal(await used(), 2);
+});
+
+// Whoever is told at once can try elsewhere.
+each("what cannot get a turn in time, or never, is denied at once", async (at) => {
+  const { queue, used, order } = at(2);
+  const start = performance.now();
+  assert.equal((await queue("never", { cost: 3 })).retryAfterMs, null);
+  await queue("first", { cost: 2 });
+  for (const timeoutMs of [0, 60_000, 599_000 / 2]) {
+    const denied = await queue("denied", { timeoutMs });
+    assert.deepEqual([denied.allowed, denied.reason], [false, "over_limit"]);
+    assert.ok(denied.retryAfterMs > 300_000 && denied.retryAfterMs <= 600_000, `${denied.retryAfterMs}`);
+    assert.match(denied.why, /has used 2 of 2/);
+  }
+  assert.ok(performance.now() - start < 60_000);
+  assert.equal(await used(), 2);
+  assert.equal(order.length, 5);
+});
+
+each("no more wait than may", async (at) => {
+  const { one, key, queue, used } = at(1, { maxWaiting: 2 });
+  await queue("first");
+  const waiting = [queue("a"), queue("b")];
+  await aWhile();
+  const full = await queue("c");
+  assert.deepEqual([full.allowed, full.reason, full.status], [false, "queue_full", 429]);
+  assert.match(full.why, /lets no more requests wait/);
+  for (const turn of waiting) {
+    await one.refund(key, 1);
+    assert.equal((await turn).allowed, true);
+  }
+  assert.equal(await used(), 1);
+});
+
+each("what is invalid rejects, and charges nothing", async (at) => {
+  const { one, key, used } = at(1);
+  for (const options of [5, null, "5", { timeoutMs: -1 }, { timeoutMs: HOUR + 1 }, { timeoutMs: "2s" }, { timeoutMs: NaN }, { cost: -1 }, { cost: 1.5 }, { signal: {} }]) {
+    await assert.rejects(one.acquire(key, options), { name: "SlidegateError", code: "invalid_request" }, JSON.stringify(options));
+  }
+  await assert.rejects(one.acquire(key, { timeout: 5 }), { code: "invalid_options", message: 'unknown option "timeout"' });
+  await assert.rejects(one.acquire(5), { code: "invalid_request" });
+  assert.equal(await used(), 0);
+});
+
+// In memory, tests advance the time.
+each("a turn comes when the window has room again, to the millisecond", async (at) => {
+  const clock = new ManualClock();
+  const { queue, order, used } = at(2, { clock });
+  await queue("first", { cost: 2 });
+  const waiting = [queue("a"), queue("b", { cost: 2 }), queue("c")];
+  clock.advance(600_000 - 1);
+  await aWhile();
+  assert.deepEqual(order, ["first"]);
+  clock.advance(1);
+  await waiting[0];
+  await aWhile();
+  assert.deepEqual(order, ["first", "a"]);
+  assert.equal(await used(), 1);
+  clock.advance(600_000);
+  await waiting[1];
+  clock.advance(600_000);
+  await waiting[2];
+  assert.deepEqual(order, ["first", "a", "b", "c"]);
+  assert.equal(clock.waiting.size, 0);
+}, ["limiter", "gate"]);
+
+test("other keys do not wait for each other, and configure lets waiters ask again", { timeout: 60_000 }, async () => {
+  const limiter = new Limiter("1/10m");
+  await limiter.acquire("alice");
+  const alice = limiter.acquire("alice", { timeoutMs: HOUR });
+  assert.equal((await limiter.acquire("bob", { timeoutMs: 0 })).allowed, true);
+  limiter.configure("2/10m");
+  const { used, limit } = await alice;
+  assert.deepEqual([used, limit], [2, 2]);
+});
+
+const GATES = ["gate", "shared gate"];
+
+/** A gate with these policies, and keys of its own. */
+function gateOf(row, policies) {
+  const one = row === "gate" ? new Gate(policies) : new SharedGate(redis.url, policies, patient);
+  return { one, user: `user-${keys++}`, team: `team-${keys++}` };
+}
+
+for (const row of GATES) {
+  test(`${row}: a request waits until all of its policies admit it`, { timeout: 60_000 }, async () => {
+    const { one, ...who } = gateOf(row, [
+      { name: "per-user", scope: ["user"], quota: "1/10m" },
+      { name: "per-team", scope: ["team"], quota: "2/10m" },
+    ]);
+    await one.check({ team: who.team }, 2);
+    await one.check({ user: who.user });
+    let decision = null;
+    const turn = one.acquire(who, { timeoutMs: HOUR }).then((answer) => (decision = answer));
+    await aWhile();
+    await one.refund({ user: who.user });
+    await aWhile();
+    assert.equal(decision, null);
+    await one.refund({ team: who.team });
+    await turn;
+    assert.deepEqual(decision.policies.map(({ policy, used }) => [policy, used]), [["per-user", 1], ["per-team", 2]]);
+    // The only policy that decides has no room, and another one does not matter.
+    assert.equal((await one.acquire({ ...who, user: "other" }, { policy: "per-user", timeoutMs: 0 })).allowed, true);
+  });
+
+  test(`${row}: reservations wait until what is in flight has ended`, { timeout: 60_000 }, async () => {
+    const { one, user } = gateOf(row, [
+      { name: "jobs", scope: ["user"], in_flight: 1, lease: "10m" },
+      { name: "tokens", scope: ["user"], quota: "100/10m" },
+    ]);
+    const order = [];
+    const waiting = (who, options) => one.reserve({ user }, 10, { waitMs: HOUR, ...options }).then((reservation) => {
+      order.push(who);
+      return reservation;
+    });
+    const first = await waiting("first", { waitMs: 0 });
+    assert.equal(first.allowed, true);
+    const controller = new AbortController();
+    const turns = [waiting("a"), waiting("aborted", { signal: controller.signal }), waiting("b", { ttlMs: 5000 })];
+    await aWhile();
+    controller.abort();
+    await assert.rejects(turns[1], { name: "AbortError" });
+    assert.deepEqual(order, ["first"]);
+    await first.settle(7);
+    const second = await turns[0];
+    assert.deepEqual(order, ["first", "a"]);
+    assert.equal((await one.peek({ user }, 1, { policy: "tokens" })).held, 10);
+    await second.cancel();
+    const third = await turns[2];
+    third.record(1);
+    await third.close();
+    const { used, held } = await one.peek({ user }, 1, { policy: "tokens" });
+    assert.deepEqual([used, held], [8, 0]);
+    const late = await one.reserve({ user }, 101, { waitMs: 1000 });
+    assert.deepEqual([late.allowed, late.ticket], [false, null]);
+    await assert.rejects(one.reserve({ user }, 1, { waitMs: 1000, idempotencyKey: "a" }), { code: "invalid_request" });
+    await assert.rejects(one.reserve({ user }, 1, { waitMs: -1 }), { code: "invalid_request" });
+  });
+
+  test(`${row}: no more than the permits run at once, and what throws gives its permit back`, { timeout: 60_000 }, async () => {
+    const { one, user } = gateOf(row, [{ name: "jobs", scope: ["user"], in_flight: 2, lease: "10m" }]);
+    let running = 0, most = 0;
+    const job = one.wrap(async (i) => {
+      running += 1;
+      most = Math.max(most, running);
+      await sleep(5);
+      running -= 1;
+      if (i % 2) throw new RangeError(`job ${i}`);
+      return i;
+    }, { attributes: { user }, reserve: {}, timeoutMs: HOUR });
+    const ended = await Promise.allSettled(Array.from({ length: 8 }, (_, i) => job(i)));
+    assert.deepEqual(ended.map((one) => one.value ?? one.reason.message), [0, "job 1", 2, "job 3", 4, "job 5", 6, "job 7"]);
+    assert.deepEqual([running, most], [0, 2]);
+    assert.equal((await one.peek({ user })).held, 0);
+  });
+
+  test(`${row}: a job with a reservation is charged in full`, { timeout: 60_000 }, async () => {
+    const { one, user } = gateOf(row, [{ name: "tokens", scope: ["user"], quota: "100/10m" }]);
+    const options = { attributes: { user }, cost: 40, reserve: { ttlMs: 60_000 } };
+    assert.equal(await one.schedule(options, async () => (await one.peek({ user })).held), 40);
+    const { used, held } = await one.peek({ user });
+    assert.deepEqual([used, held], [40, 0]);
+  });
+}
+
+each("wrap calls with arguments and this, after the turn has come", async (at) => {
+  const { one, key, subject, used } = at(3);
+  const account = {
+    name: "alice's",
+    async pay(amount, currency) {
+      return [this.name, amount, currency, (await one.peek(key)).used];
+    },
+  };
+  account.pay = one.wrap(account.pay, { ...subject, cost: (amount) => amount, timeoutMs: 0 });
+  assert.deepEqual(await account.pay(2, "EUR"), ["alice's", 2, "EUR", 2]);
+  await assert.rejects(account.pay(2, "EUR"), { name: "SlidegateError", code: "denied" });
+  assert.equal(await used(), 2);
+});
+
+each("calls of a wrapped function are made in order, as turns come", async (at) => {
+  const { one, key, subject } = at(1);
+  const called = [];
+  const wrapped = one.wrap((who) => called.push(who), { ...subject, timeoutMs: HOUR });
+  const calls = ["a", "b", "c"].map((who) => wrapped(who));
+  await calls[0];
+  await aWhile();
+  assert.deepEqual(called, ["a"]);
+  await one.refund(key, 1);
+  await calls[1];
+  await one.refund(key, 1);
+  assert.equal(await calls[2], 3);
+  assert.deepEqual(called, ["a", "b", "c"]);
+});
+
+each("schedule takes a function and its arguments, after options", async (at) => {
+  const { one, subject, used } = at(3);
+  const sum = (a, b) => a + b;
+  assert.equal(await one.schedule(subject, sum, 1, 2), 3);
+  assert.equal(await one.schedule({ ...subject, cost: 2 }, async () => "later"), "later");
+  assert.equal(await used(), 3);
+  assert.equal(await one.schedule(sum, 3, 4), 7);
+});
+
+each("what the function throws is what the caller gets, and it is charged", async (at) => {
+  const { one, subject, used } = at(5);
+  const error = new TypeError("mine");
+  const synchronous = () => {
+    throw error;
+  };
+  for (const fn of [synchronous, async () => synchronous()]) await assert.rejects(one.schedule(subject, fn), error);
+  assert.equal(await used(), 2);
+});
+
+each("without a turn, the function is not called, and the error says how long to wait", async (at) => {
+  const { one, subject, queue } = at(1);
+  await queue("first");
+  const fn = () => assert.fail("called");
+  await assert.rejects(one.schedule({ ...subject, timeoutMs: 1000 }, fn), (error) => {
+    assert.deepEqual([error.name, error.code, error.decision.reason], ["SlidegateError", "denied", "over_limit"]);
+    assert.match(error.message, /^no turn: Policy .* has used 1 of 1/);
+    return error.retryAfterMs > 60_000;
+  });
+  const signal = AbortSignal.abort(new Error("mine"));
+  await assert.rejects(one.schedule({ ...subject, signal }, fn), { message: "mine" });
+  await assert.rejects(one.schedule({ ...subject, timeout: 5 }, fn), { code: "invalid_options" });
+  await assert.rejects(one.schedule({ ...subject }), { code: "invalid_request" });
+  assert.throws(() => one.wrap("text"), { code: "invalid_request", message: /invalid function "text"/ });
+});
