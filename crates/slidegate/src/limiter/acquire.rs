@@ -122,10 +122,10 @@ impl LimiterAsker<'_> {
         Place { key: self.limiter.id_of(&self.key), share, within: None }
     }
 
-    fn turn(&self, wait: Duration) -> Turn {
+    fn turn(&self, wait: Duration, share: Option<f64>) -> Turn {
         let quota = self.limiter.quota();
         let is_even = quota.algorithm() == Algorithm::TokenBucket;
-        Turn { wait, is_held: false, window: quota.window(), is_even }
+        Turn { wait, is_held: false, window: quota.window(), is_even, share }
     }
 }
 
@@ -146,11 +146,13 @@ impl Asker for LimiterAsker<'_> {
         let outcome = match decision.retry_after() {
             _ if decision.is_allowed() => {
                 let frees = decision.frees_after().filter(|_| decision.remaining == 0);
-                AskOutcome::Allowed(frees.map(|wait| self.turn(wait)))
+                AskOutcome::Allowed(frees.map(|wait| self.turn(wait, None)))
             }
             None => AskOutcome::Never(Cause::Never { cost: self.cost, most: decision.limit }),
             Some(wait) => {
-                AskOutcome::Denied(Denial { place: self.place(), turn: self.turn(wait), ask_again: None })
+                let place = self.place();
+                let turn = self.turn(wait, Some(place.share));
+                AskOutcome::Denied(Denial { place, turn, ask_again: None })
             }
         };
         (decision, outcome)

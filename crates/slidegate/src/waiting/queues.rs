@@ -89,6 +89,8 @@ pub(crate) struct Turn {
     pub(crate) window: Duration,
     /// Cost is freed evenly, as by a token bucket, and not all of a window's at once.
     pub(crate) is_even: bool,
+    /// What fits then, as a share of the limit of one window. `None`: something.
+    pub(crate) share: Option<f64>,
 }
 
 /// Why there was no turn.
@@ -99,6 +101,21 @@ pub struct Refused<A, K> {
     pub answer: Option<A>,
     /// The queue that was waited in.
     pub(crate) queue: Option<K>,
+}
+
+impl<A, K> Refused<A, K> {
+    /// As many wait as may.
+    #[must_use]
+    pub fn full(most: usize) -> Self {
+        let cause = Cause::Full { most, of: "for the client", retry_after: None };
+        Self { cause, answer: None, queue: None }
+    }
+
+    /// Whether as many wait as may.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self.cause, Cause::Full { .. })
+    }
 }
 
 /// An upper bound on deadlines: 100 years. Longer durations could overflow the instant.
@@ -309,7 +326,7 @@ impl Waiters {
     fn earliest(&self, ahead: f64, share: f64) -> Option<Instant> {
         let (at, turn) = self.queue.schedule().next.filter(|(_, turn)| !turn.is_held)?;
         let windows = if turn.is_even {
-            ahead
+            ahead + share - turn.share.unwrap_or(share)
         } else {
             // The head begins a window, which admits the limit once, and so does each that follows.
             (ahead + share - ROUNDING).ceil() - 1.0
