@@ -5,7 +5,7 @@ import { SlidegateError, invalidRequest, shown } from "./errors.js";
 import { HttpCaller, invalidResponse } from "./http-call.js";
 import { attributePairs, checkIdempotencyKey, costPairs, plainObject, rejectUnknown } from "./request.js";
 import { Reservation } from "./reservation.js";
-import { Turns, acquireOptions, checkSignal } from "./waiting.js";
+import { Turns, acquireOptions, checkSignal, checkWait } from "./waiting.js";
 
 const PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#";
 const MAX_BATCH = 1000;
@@ -50,16 +50,9 @@ export class Client extends Turns {
   async acquire(attributes, options) {
     const { cost = 1, policy, timeoutMs, signal, ...unknown } = acquireOptions(options, MAX_WAIT_MS);
     rejectUnknown(unknown);
-    checkSignal(signal);
-    if (this.#waiting >= this.#maxWaiting) return queueFull(this.#maxWaiting);
-    this.#waiting += 1;
-    try {
-      const waitMs = Math.ceil(timeoutMs);
-      const body = () => ({ ...requestBody(attributes, cost, policy), timeout_ms: waitMs });
-      return await this.#decideOrFail("/v1/acquire", body, { waitMs, signal });
-    } finally {
-      this.#waiting -= 1;
-    }
+    const waitMs = Math.ceil(timeoutMs);
+    const body = () => ({ ...requestBody(attributes, cost, policy), timeout_ms: waitMs });
+    return this.#inQueue(signal, () => this.#decideOrFail("/v1/acquire", body, { waitMs, signal }));
   }
 
   /** Decides a request without charging it. */
@@ -98,12 +91,17 @@ export class Client extends Turns {
     return existed;
   }
 
-  /** Decides a request, and holds its cost if it is allowed. Without a cost, each policy holds its estimate. */
-  async reserve(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs } = {}) {
-    if (waitMs !== undefined) throw new SlidegateError("invalid_options", "invalid waitMs: the service reserves at once or denies; use `acquire`, or a gate");
+  /**
+   * Decides a request, and holds its cost if it is allowed. Without a cost, each policy holds its estimate. With `waitMs`,
+   * it waits for its turn.
+   */
+  async reserve(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs, signal } = {}) {
     let held = {};
     const body = () => ({ ...requestBody(attributes, cost, policy), ttl: ttlText(ttlMs) });
-    const decision = await this.#decideOrFail("/v1/reserve", body, { idempotencyKey }, (answer) => (held = answer));
+    const decide = (turn) => this.#decideOrFail("/v1/reserve", body, { idempotencyKey, ...turn }, (answer) => (held = answer));
+    // In whole seconds, as the header `Prefer` has them.
+    const wholeMs = waitMs === undefined ? undefined : 1000 * Math.ceil(checkWait("waitMs", waitMs, MAX_WAIT_MS) / 1000);
+    const decision = await (waitMs === undefined ? decide() : this.#inQueue(signal, () => decide({ waitMs: wholeMs, signal })));
     return new Reservation(this, decision, held.ticket);
   }
 
@@ -129,6 +127,18 @@ export class Client extends Turns {
   /** Closes idle connections. The client remains usable. */
   close() {
     this.#http.close();
+  }
+
+  /** Makes a call that waits, which takes a connection. */
+  async #inQueue(signal, call) {
+    checkSignal(signal);
+    if (this.#waiting >= this.#maxWaiting) return queueFull(this.#maxWaiting);
+    this.#waiting += 1;
+    try {
+      return await call();
+    } finally {
+      this.#waiting -= 1;
+    }
   }
 
   async #decideOrFail(path, body, { idempotencyKey, waitMs, signal } = {}, onAnswer) {

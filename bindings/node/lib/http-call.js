@@ -64,6 +64,7 @@ export class HttpCaller {
     }
     const headers = { ...this.#headers, "content-length": length };
     if (idempotencyKey !== undefined) headers["idempotency-key"] = idempotencyKey;
+    if (waitMs !== undefined) headers.prefer = `wait=${Math.ceil(waitMs / 1000)}`;
     const options = { ...this.#target, agent: waitMs === undefined ? this.#agent : this.#waitAgent, method, path: this.#basePath + path, headers, maxHeaderSize: MAX_HEADER };
     return this.#send(options, text, { mostRead: isBatch ? MAX_BATCH_RESPONSE : MAX_RESPONSE, timeoutMs: this.#timeoutMs + (waitMs ?? 0), signal });
   }
