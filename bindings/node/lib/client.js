@@ -13,7 +13,7 @@ const MAX_PAUSE_MS = 500;
 const LIMIT_FIELD = /ratelimit|^retry-after(-ms)?$/;
 
 /** The longest that the service lets a call wait. */
-const MAX_WAIT_MS = 60_000;
+export const MAX_WAIT_MS = 60_000;
 
 export class Client extends Turns {
   #http;

@@ -90,7 +90,7 @@ class AnyGate extends Turns {
   }
 
   async #reserveInTurn(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs, signal }) {
-    if (idempotencyKey !== undefined) throw invalidRequest("invalid idempotencyKey: not of a reservation that waits", "idempotencyKey");
+    if (idempotencyKey !== undefined) throw new SlidegateError("invalid_options", "invalid idempotencyKey: a reservation that waits has none");
     const call = callOf(attributes, cost, { policy, ttlMs, timeoutMs: checkWait("waitMs", waitMs) });
     return this.#inQueue(signal, (number) => this.#native.acquireReservation(number, call));
   }

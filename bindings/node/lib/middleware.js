@@ -2,6 +2,7 @@
 
 import { isIP } from "node:net";
 
+import { Client, MAX_WAIT_MS } from "./client.js";
 import { SlidegateError, shown } from "./errors.js";
 import { Gate } from "./gate.js";
 import { Limiter } from "./limiter.js";
@@ -33,7 +34,7 @@ export function prepare(options) {
   if (isKeyed ? options.attributes || options.policy || options.reserve : options.key) {
     throw invalidOptions(isKeyed ? "`attributes`, `policy` and `reserve` are for gates and clients; a limiter has a `key`" : "`key` is for limiters; gates and clients count `attributes`");
   }
-  if (options.waitMs !== undefined) checkWait("waitMs", options.waitMs);
+  if (options.waitMs !== undefined) checkWait("waitMs", options.waitMs, limiter instanceof Client ? MAX_WAIT_MS : undefined);
   const clientOf = clientRule(options, isKeyed);
   return isKeyed ? new KeyedLimit(limiter, clientOf, options) : new AttributeLimit(limiter, clientOf, options);
 }

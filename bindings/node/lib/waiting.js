@@ -13,7 +13,7 @@ export const TURN = Symbol("turn");
 /** The options of `acquire`. */
 export function acquireOptions(options = {}, mostMs = MAX_TIMEOUT_MS) {
   if (options === null || typeof options !== "object") {
-    throw invalidRequest(`invalid options ${shown(options)}: must be an object, for example { cost: 2, timeoutMs: 500 }`, "options");
+    throw new SlidegateError("invalid_options", `invalid options ${shown(options)}: must be an object, for example { cost: 2, timeoutMs: 500 }`);
   }
   const { timeoutMs = DEFAULT_TIMEOUT_MS, ...others } = options;
   return { ...others, timeoutMs: checkWait("timeoutMs", timeoutMs, mostMs) };
@@ -22,13 +22,13 @@ export function acquireOptions(options = {}, mostMs = MAX_TIMEOUT_MS) {
 /** How long to wait, in milliseconds. */
 export function checkWait(name, ms, mostMs = MAX_TIMEOUT_MS) {
   if (typeof ms === "number" && ms >= 0 && ms <= mostMs) return ms;
-  throw invalidRequest(`invalid ${name} ${shown(ms)}: must be 0 to ${mostMs} milliseconds`, name);
+  throw new SlidegateError("invalid_options", `invalid ${name} ${shown(ms)}: must be 0 to ${mostMs} milliseconds`);
 }
 
 /** Throws the reason if the signal is aborted. */
 export function checkSignal(signal) {
   if (signal !== undefined && !(signal instanceof AbortSignal)) {
-    throw invalidRequest(`invalid signal ${shown(signal)}: must be an AbortSignal`, "signal");
+    throw new SlidegateError("invalid_options", `invalid signal ${shown(signal)}: must be an AbortSignal`);
   }
   signal?.throwIfAborted();
 }
