@@ -33,7 +33,7 @@ type ReserveRequest struct {
 // Reserve decides a request, and holds its cost if it is allowed. Defer Close at once: it does nothing
 // for a request that is denied, or that was allowed without the service.
 func (c *Client) Reserve(ctx context.Context, r ReserveRequest) *Reservation {
-	d, held := c.decideOrFail(ctx, "/v1/reserve", r.Request, r.TTL)
+	d, held := c.decideOrFail(ctx, question{path: "/v1/reserve", request: r.Request, ttl: r.TTL})
 	reservation := &Reservation{Decision: d, client: c, ended: held.Ticket == ""}
 	reservation.keep(held.Ticket, untilOf(held.UntilMS))
 	return reservation
