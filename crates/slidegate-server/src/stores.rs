@@ -4,9 +4,9 @@ use std::fmt;
 
 use slidegate::reserve::Ticket;
 use slidegate::store::{
-    Charge, FallbackStore, HeldCharge, HoldAnswers, HoldCall, HoldStore, InMemory, KeyInspection,
+    Charge, FallbackStore, HeldCharge, HoldAnswers, HoldCall, HoldStore, InMemory, KeyInspection, OnFreed,
     PolicyReset, QuotaChanges, ResetCursor, ServiceStore, Store, StoreDecisions, StoredPolicy,
-    TicketKeyBytes, TicketSecret,
+    TicketKeyBytes, TicketSecret, Watch,
 };
 use slidegate::{Error, Key, MemoryStore, Quota, clock::Timestamp};
 use slidegate_redis::{RedisOptions, RedisStore};
@@ -123,6 +123,10 @@ impl Store for AnyStore {
 
     async fn peek_blocked(&self, charges: &[Charge<'_>]) -> StoreDecisions {
         await_store!(self, store => store.peek_blocked(charges))
+    }
+
+    fn watch(&self, charge: &Charge<'_>, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        on_store!(self, store => store.watch(charge, on_freed))
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::amount::{Amount, MILLION};
 use crate::time::Timestamp;
+use crate::waiting::Cause;
 
 /// Whether a request is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,7 +49,7 @@ pub struct Decision {
     pub source: DecisionSource,
     #[doc(hidden)]
     pub is_blocked: bool,
-    /// The bound on holds that denies it.
+    /// The bound on holds or waiters that denies it.
     #[doc(hidden)]
     pub hold_bound: Option<HoldBound>,
     #[doc(hidden)]
@@ -88,6 +89,8 @@ pub enum Reason {
     /// The cost fits, but the store has no room for another hold of the policy: neither the key nor
     /// its client is the cause.
     StoreFull,
+    /// The request was to wait for its turn, and as many wait as may. See [`MaxWaiting`](crate::acquire::MaxWaiting).
+    QueueFull,
     /// The shared store could not decide, and the policy [denies](crate::OnStoreError::Deny) in
     /// that case. The key's usage is unknown.
     StoreUnavailable,
@@ -95,7 +98,7 @@ pub enum Reason {
 
 impl Reason {
     /// The name in responses, logs and metrics: `over_limit`, `blocked`, `too_many_holds`,
-    /// `store_full`, `store_unavailable`.
+    /// `store_full`, `queue_full`, `store_unavailable`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -103,6 +106,7 @@ impl Reason {
             Self::Blocked => "blocked",
             Self::TooManyHolds => "too_many_holds",
             Self::StoreFull => "store_full",
+            Self::QueueFull => "queue_full",
             Self::StoreUnavailable => "store_unavailable",
         }
     }
@@ -151,11 +155,12 @@ impl DecisionSource {
     }
 }
 
-/// A bound on open holds.
+/// A bound on open holds, or on those who wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldBound {
     OfKey,
     OfStore,
+    OfQueue,
 }
 
 /// Waits until cost is freed, in microseconds.
@@ -220,6 +225,17 @@ impl Decision {
         if is_over && self.is_allowed() {
             self.verdict = Verdict::Deny;
             self.waits.retry_us = self.waits.reset_us;
+        }
+    }
+
+    /// Makes of a peek the denial of a request that got no turn while it waited behind others.
+    pub(crate) fn deny_behind(&mut self, cause: &Cause) {
+        let own = if self.is_denied() { self.waits.retry_us } else { 0 };
+        let behind = cause.retry_after().or(self.frees_after()).unwrap_or_default();
+        self.verdict = Verdict::Deny;
+        self.waits.retry_us = own.max(u64::try_from(behind.as_micros()).unwrap_or(Waits::NEVER - 1));
+        if matches!(cause, Cause::Full { .. }) {
+            self.hold_bound = Some(HoldBound::OfQueue);
         }
     }
 
@@ -354,6 +370,7 @@ impl Decision {
             Self { source: DecisionSource::Deny, .. } => Some(Reason::StoreUnavailable),
             Self { hold_bound: Some(HoldBound::OfKey), .. } => Some(Reason::TooManyHolds),
             Self { hold_bound: Some(HoldBound::OfStore), .. } => Some(Reason::StoreFull),
+            Self { hold_bound: Some(HoldBound::OfQueue), .. } => Some(Reason::QueueFull),
             _ => Some(Reason::OverLimit),
         }
     }

@@ -31,7 +31,7 @@ mod shared;
 mod snapshot;
 mod ticket_guard;
 
-pub use acquire::{AcquireReservation, GateAcquire};
+pub use acquire::{AcquireReservation, Ask, GateAcquire, NoTurn, Patience};
 use blocks::Blocks;
 pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;

@@ -83,6 +83,8 @@ pub mod internal {
 /// Waiting for a turn: the futures of `acquire`, how many may wait, and why one was not admitted.
 pub mod acquire {
     pub use crate::gate::GateAcquire;
+    #[doc(hidden)]
+    pub use crate::gate::{Ask, NoTurn, Patience};
     pub use crate::limiter::Acquire;
     pub use crate::waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
 }

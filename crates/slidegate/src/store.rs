@@ -82,6 +82,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The date by the store's clock, or by this machine's. Blocks end by it.
     fn wall_time(&self) -> Timestamp;
 
+    /// Calls `on_freed` when another process says that it has freed cost of this charge's key, until the watch is
+    /// dropped. By default `None`: no other process uses the store, or none says so.
+    #[doc(hidden)]
+    fn watch(&self, charge: &Charge<'_>, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        let _ = (charge, on_freed);
+        None
+    }
+
     /// The store that decides at once, if these calls go to one. By default `None`.
     fn as_local(&self) -> Option<&dyn LocalStore> {
         None
@@ -136,6 +144,15 @@ pub trait Store: fmt::Debug + Send + Sync {
         let _ = (policy, from, keys);
         ready(Err(Error::store(CANNOT_RESET_POLICY)))
     }
+}
+
+/// Called when another process has freed cost of a key.
+pub type OnFreed = Arc<dyn Fn() + Send + Sync>;
+
+/// A key that callers of this process wait for, in a store that other processes share. Dropping it ends the watch.
+pub trait Watch: Send + Sync {
+    /// How many other processes have callers that wait for the key.
+    fn others(&self) -> usize;
 }
 
 /// A store in this process, which decides at once: each method as the one of [`Store`].

@@ -54,9 +54,11 @@ pub(crate) enum Cause {
     },
     /// The same for a gate, with the reason as an unfinished sentence.
     NeverOfGate(String),
+    /// `retry_after`: the earliest turn of who comes now, if known.
     Full {
         most: usize,
         of: &'static str,
+        retry_after: Option<Duration>,
     },
     /// `is_held`: the wait is an upper bound, as open reservations may end earlier.
     Late {
@@ -77,13 +79,19 @@ impl NotAcquired {
         }
     }
 
-    /// The wait that would have been necessary, if known. An upper bound if reservations hold what is
-    /// left of the limit.
+    /// The wait that would have been necessary, if known: behind other callers, the earliest that is possible. An
+    /// upper bound if reservations hold what is left of the limit.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        match self.0 {
-            Cause::Late { retry_after, .. } => retry_after,
-            Cause::Never { .. } | Cause::NeverOfGate(_) | Cause::Full { .. } => None,
+        self.0.retry_after()
+    }
+}
+
+impl Cause {
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Late { retry_after, .. } | Self::Full { retry_after, .. } => *retry_after,
+            Self::Never { .. } | Self::NeverOfGate(_) => None,
         }
     }
 }
@@ -98,7 +106,7 @@ impl fmt::Display for NotAcquired {
                 )
             }
             Cause::NeverOfGate(why) => f.write_str(why),
-            Cause::Full { most, of } => {
+            Cause::Full { most, of, .. } => {
                 write!(
                     f,
                     "too many waiters {of}: at most {most} may wait; retry later, or raise `max_waiting`"

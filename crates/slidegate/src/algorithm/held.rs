@@ -182,7 +182,10 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
             VerbEffect::Moved(cost) => (Verdict::Allow, cost, 0),
             VerbEffect::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
             VerbEffect::Refused(cost) => (Verdict::Deny, 0, late(self.wait_us(limit - cost))),
-            VerbEffect::NoMoreHolds(HoldBound::OfStore) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
+            // Nobody waits in an algorithm.
+            VerbEffect::NoMoreHolds(HoldBound::OfStore | HoldBound::OfQueue) => {
+                (Verdict::Deny, 0, NO_MORE_HOLDS_US)
+            }
             VerbEffect::NoMoreHolds(HoldBound::OfKey) => {
                 (Verdict::Deny, 0, late(self.on_state_scale(self.holds.earliest()) - self.settled))
             }

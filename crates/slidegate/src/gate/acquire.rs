@@ -10,85 +10,124 @@ use std::pin::Pin;
 use std::slice;
 use std::time::Duration;
 
-use super::{Decisions, Gate, Reserved};
+use super::{Decisions, Gate, PolicyDecision, Reserved};
 use crate::charge::{HoldTerms, Plan};
 use crate::decision::Reason;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, ttl_us};
+use crate::policy::Policy;
+use crate::quota::{Algorithm, Quota};
 use crate::request::Request;
-use crate::store::{HoldStore, Store};
-use crate::time::jitter;
+use crate::store::{HoldStore, OnFreed, Store, Watch};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
-use crate::waiting::queues::{AskOutcome, Asker, Denial, WaitQueues, wait};
+use crate::waiting::queues::{AskOutcome, Asker, Denial, Place, Refused, Turn, WaitQueues, wait};
 use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
-/// Retry interval for a shared key with open holds, which other instances may settle at any time:
-/// random around 50 ms, so that heads do not retry in step.
-const ASK_SHARED_HOLDS: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(75));
-/// Retry interval for all other keys. Without holds, only a refund or a reset frees cost early; in
-/// memory, a hold may expire with less than it held.
+/// Retry interval for keys that other processes, or a hold that expires, may free earlier than their wait says.
 const ASK_OTHERS: Duration = Duration::from_secs(1);
 
-impl<S: Store> Gate<S> {
-    /// Bounds how many callers may wait in [`acquire`](Self::acquire) and
-    /// [`acquire_reservation`](Self::acquire_reservation).
-    #[must_use]
-    pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
-        self.queues = WaitQueues::of(most);
-        self
+/// How long requests wait for their turn.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub enum Patience {
+    /// At most as long.
+    AtMost(Duration),
+    /// As long as the policy that denies them [lets them wait](Policy::with_wait).
+    OfPolicies,
+}
+
+/// Requests that ask until they are admitted.
+#[doc(hidden)]
+pub trait Ask: Sync {
+    type Answer: Send;
+
+    fn verb(&self) -> Option<Verb> {
+        Some(Verb::Check)
     }
 
-    /// Waits until a [`check`](Self::check) of the request is allowed, up to a timeout. Callers in
-    /// this process that wait for the same key of the same policy are served first come, first
-    /// served.
-    ///
-    /// A request that several keys limit waits for one of them at a time: the one that denied it
-    /// last. A dropped future leaves the queue and charges nothing; over a shared store, a check
-    /// that is already sent may still be charged. Capacity freed in this process by a refund, a
-    /// settlement, a reset or a new configuration is noticed at once. For keys with open holds in a
-    /// shared store, the head asks again every 25 to 75 ms, to notice settlements of other
-    /// instances; for other keys, when the wait is over, and every second. A policy that [counts
-    /// denials](crate::Excess::Count) counts each retry. Needs a tokio runtime with timers.
-    ///
-    /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
-    /// use std::time::Duration;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.with_scope(["host"])])?);
-    /// let request = Request::new().with("host", "api.example").with_cost(3);
-    /// let decisions = gate.acquire(&request).timeout(Duration::from_secs(2)).await?;
-    /// assert_eq!(decisions.strictest().unwrap().decision().remaining(), 97);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// When awaited, [`NotAcquired`]: the cost can never fit, too many callers wait, or there is no
-    /// capacity in time.
-    pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
-        GateAcquire { gate: self, request, within: TIMEOUT }
+    fn requests(&self) -> &[Request<'_>];
+
+    fn patience(&self) -> Patience;
+
+    /// Asks once, by a store that knows that they [wait](crate::store::Charge::is_waiting).
+    fn ask(&self) -> impl Future<Output = Self::Answer> + Send;
+
+    fn decisions<'a>(answer: &'a Self::Answer) -> &'a Decisions<'a>;
+}
+
+/// Why requests got no turn.
+#[doc(hidden)]
+pub type NoTurn<A> = Refused<A, QueueKey>;
+
+/// Requests that wait for their turn.
+struct Turns<'g, S, A> {
+    gate: &'g Gate<S>,
+    of: &'g A,
+}
+
+impl<S: Store, A: Ask> Asker for Turns<'_, S, A> {
+    type Key = QueueKey;
+    type Answer = A::Answer;
+
+    fn queues(&self) -> &WaitQueues<QueueKey> {
+        &self.gate.queues
     }
 
-    /// The queue to join before asking: that of the next key, in policy order after the current
-    /// one, that others wait for.
-    fn queue_before(&self, request: &Request<'_>, current: Option<QueueKey>) -> Option<QueueKey> {
-        if self.queues.waiting() <= usize::from(current.is_some()) {
+    /// That of the next key, in policy order after the current one, that others wait for.
+    fn queue_before(&self, current: Option<QueueKey>) -> Option<Place<QueueKey>> {
+        if self.gate.queues.waiting() <= usize::from(current.is_some()) {
             return None;
         }
-        let policies = self.policies.load();
-        let plan = policies.plan(slice::from_ref(request), Some(Verb::Check));
+        let policies = self.gate.policies.load();
+        let plan = policies.plan(self.of.requests(), self.of.verb());
         let denying = plan.charges.iter().filter(|charge| charge.part.enforced && charge.part.cost > 0);
-        let keys: Vec<QueueKey> = denying.map(|charge| QueueKey::new(charge.number, &charge.key)).collect();
-        let after = keys.iter().position(|key| Some(*key) == current).map_or(0, |at| at + 1);
-        keys.into_iter().skip(after).find(|key| self.queues.has(*key))
+        let places: Vec<_> = denying
+            .filter_map(|charge| {
+                let policy = policies.policy(charge.policy as usize);
+                let key = QueueKey::new(charge.number, &charge.key);
+                Some(Place {
+                    key,
+                    share: share(charge.part.cost, charge.quota),
+                    within: self.within(policy)?,
+                })
+            })
+            .collect();
+        let after = places.iter().position(|place| Some(place.key) == current).map_or(0, |at| at + 1);
+        places.into_iter().skip(after).find(|place| self.gate.queues.has(place.key))
+    }
+
+    async fn ask(&self, current: Option<QueueKey>) -> (A::Answer, AskOutcome<QueueKey>) {
+        let answer = self.of.ask().await;
+        let decisions = A::decisions(&answer);
+        let outcome = if decisions.is_denied() {
+            self.denial(decisions)
+        } else {
+            AskOutcome::Allowed(current.and_then(|current| decisions.turn_after(current)))
+        };
+        (answer, outcome)
+    }
+
+    fn watch(&self, key: QueueKey, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        let policies = self.gate.policies.load();
+        let plan = policies.plan(self.of.requests(), self.of.verb());
+        let charge = plan.charges.iter().find(|one| QueueKey::new(one.number, &one.key) == key)?;
+        self.gate.store.watch(charge, on_freed)
+    }
+}
+
+impl<S: Store, A: Ask> Turns<'_, S, A> {
+    /// The longest wait under a policy, if it has its own. `None`: no request waits for it.
+    fn within(&self, policy: &Policy) -> Option<Option<Duration>> {
+        match self.of.patience() {
+            Patience::AtMost(_) => Some(None),
+            Patience::OfPolicies => policy.options().wait.map(Some),
+        }
     }
 
     /// How to wait after a denial.
-    fn denial<A>(&self, decisions: &Decisions<'_>) -> AskOutcome<A, QueueKey> {
-        let never = |why: String| AskOutcome::Never(NotAcquired(Cause::NeverOfGate(why)));
+    fn denial(&self, decisions: &Decisions<'_>) -> AskOutcome<QueueKey> {
+        let never = |why: String| AskOutcome::Never(Cause::NeverOfGate(why));
         let Some(denied) = decisions.strictest().filter(|strictest| strictest.decision().is_denied()) else {
             let error = decisions.error().map(|error| error.to_string());
             return never(error.unwrap_or_else(|| "no policy that denies can be waited for".to_owned()));
@@ -109,14 +148,129 @@ impl<S: Store> Gate<S> {
                 ),
             });
         };
-        let number = decisions.policies().numbered_place(name).map_or(0, |(number, _)| number);
-        let is_held = denied.decision().held() > 0;
-        let ask_again = match (is_held, self.store.as_local().is_some()) {
-            (true, false) => Some(jitter(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
-            (false, true) => None,
-            (true, true) | (false, false) => Some(ASK_OTHERS),
+        let Some(within) = self.within(denied.policy()) else {
+            return never(format!("policy `{name}` lets nobody wait"));
         };
-        AskOutcome::Denied(Denial { key: QueueKey::new(number, &denied.key()), wait, is_held, ask_again })
+        let place = denied.place();
+        let turn = denied.turn(wait, Some(place.share));
+        let ask_again = (turn.is_held || self.gate.store.as_local().is_none()).then_some(ASK_OTHERS);
+        AskOutcome::Denied(Denial { place: Place { within, ..place }, turn, ask_again })
+    }
+}
+
+/// A cost as a share of what one window admits.
+#[allow(clippy::cast_precision_loss)] // shares need no more digits
+fn share(cost: u64, quota: &Quota) -> f64 {
+    cost as f64 / quota.limit().max(1) as f64
+}
+
+impl PolicyDecision<'_> {
+    fn queue_key(&self) -> QueueKey {
+        let number = self.all_policies().numbered_place(self.policy().name()).map_or(0, |(number, _)| number);
+        QueueKey::new(number, &self.key())
+    }
+
+    fn place(&self) -> Place<QueueKey> {
+        #[allow(clippy::cast_precision_loss)] // shares need no more digits
+        let share = self.asked().millionths() as f64 / 1e6 / self.quota().limit().max(1) as f64;
+        Place { key: self.queue_key(), share, within: None }
+    }
+
+    fn turn(&self, wait: Duration, share: Option<f64>) -> Turn {
+        let quota = self.quota();
+        Turn {
+            share,
+            wait,
+            is_held: self.decision().held() > 0,
+            window: quota.window(),
+            is_even: quota.algorithm() == Algorithm::TokenBucket,
+        }
+    }
+}
+
+impl Decisions<'_> {
+    /// When the next request for a key gets its turn, after this one took all that was left.
+    fn turn_after(&self, key: QueueKey) -> Option<Turn> {
+        let taken = self.iter().find(|one| one.decision().remaining == 0 && one.queue_key() == key)?;
+        Some(taken.turn(taken.decision().frees_after()?, None))
+    }
+}
+
+impl<S: Store> Gate<S> {
+    /// Bounds how many callers may wait in [`acquire`](Self::acquire) and
+    /// [`acquire_reservation`](Self::acquire_reservation).
+    #[must_use]
+    pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
+        self.queues = WaitQueues::of(most);
+        self
+    }
+
+    /// How many callers wait for their turn now.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queues.waiting()
+    }
+
+    /// Waits until a [`check`](Self::check) of the request is allowed, up to a timeout. Callers in
+    /// this process that wait for the same key of the same policy are served first come, first
+    /// served.
+    ///
+    /// A request that several keys limit waits for one of them at a time: the one that denied it
+    /// last. A dropped future leaves the queue and charges nothing; over a shared store, a check
+    /// that is already sent may still be charged. Who cannot be served in time is told so at once, as far as the
+    /// limit, the last answer and those who wait before say it.
+    ///
+    /// Capacity freed by a refund, a settlement, a reset or a new configuration is noticed at once, also if another
+    /// process with the same shared store frees it; should its message be lost, within a second. A policy that [counts
+    /// denials](crate::Excess::Count) counts each retry. Needs a tokio runtime with timers.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.with_scope(["host"])])?);
+    /// let request = Request::new().with("host", "api.example").with_cost(3);
+    /// let decisions = gate.acquire(&request).timeout(Duration::from_secs(2)).await?;
+    /// assert_eq!(decisions.strictest().unwrap().decision().remaining(), 97);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When awaited, [`NotAcquired`]: the cost can never fit, too many callers wait, or there is no
+    /// capacity in time. [`decide`](GateAcquire::decide) returns the denial instead.
+    pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
+        GateAcquire { gate: self, request, within: TIMEOUT }
+    }
+
+    /// Waits until these requests are allowed together.
+    ///
+    /// # Errors
+    /// Why there is no turn: the last denial, or what [`behind`](Self::behind) explains.
+    #[doc(hidden)]
+    pub async fn take_turn<A: Ask>(&self, of: &A) -> Result<A::Answer, NoTurn<A::Answer>> {
+        let within = match of.patience() {
+            Patience::AtMost(within) => within,
+            Patience::OfPolicies => Duration::MAX,
+        };
+        wait(&Turns { gate: self, of }, within).await
+    }
+
+    /// The decisions for requests that no turn came for while they were behind others.
+    #[doc(hidden)]
+    pub async fn behind<'r, A>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        no_turn: &NoTurn<A>,
+    ) -> Decisions<'r> {
+        let mut decisions = self.decide_async(Some(Verb::Peek), requests, None, false).await;
+        let behind = |one: &PolicyDecision<'_>| Some(one.queue_key()) == no_turn.queue;
+        let at = decisions.iter().position(|one| behind(&one)).unwrap_or_default();
+        decisions.deny_behind(verb, at, &no_turn.cause);
+        decisions
     }
 
     #[inline]
@@ -166,6 +320,18 @@ impl<S: HoldStore> Gate<S> {
     /// When awaited, same as [`acquire`](Self::acquire).
     pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
         AcquireReservation { gate: self, request, ttl_us: None, within: TIMEOUT }
+    }
+
+    /// Reserves requests that are retried until they are admitted.
+    #[doc(hidden)]
+    pub async fn reserve_waiting<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        ttl_us: Option<u64>,
+        id: Option<&str>,
+    ) -> Reserved<'r> {
+        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(ttl_us) };
+        self.reserve_under(requests, terms, id).await
     }
 
     /// Wakes the waiters of a key if a change of its hold freed cost.
@@ -234,45 +400,69 @@ impl<S> AcquireReservation<'_, '_, S> {
     }
 }
 
-impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
-    type Key = QueueKey;
-    type Answer = Decisions<'r>;
-
-    fn queues(&self) -> &WaitQueues<QueueKey> {
-        &self.gate.queues
-    }
-
-    fn queue_before(&self, current: Option<QueueKey>) -> Option<QueueKey> {
-        self.gate.queue_before(self.request, current)
-    }
-
-    async fn ask(&self) -> AskOutcome<Decisions<'r>, QueueKey> {
-        let decisions =
-            self.gate.decide_async(Some(Verb::Check), slice::from_ref(self.request), None, true).await;
-        if decisions.is_allowed() { AskOutcome::Allowed(decisions) } else { self.gate.denial(&decisions) }
+impl<'r, S: Store> GateAcquire<'_, 'r, S> {
+    /// As awaiting it, but answers with the denial if it is not admitted: with the wait that would have been
+    /// necessary, and the reason [`QueueFull`](Reason::QueueFull) where too many wait.
+    pub async fn decide(self) -> Decisions<'r> {
+        match self.gate.take_turn(&self).await {
+            Ok(decisions) | Err(NoTurn { answer: Some(decisions), .. }) => decisions,
+            Err(no_turn) => {
+                self.gate.behind(Some(Verb::Check), slice::from_ref(self.request), &no_turn).await
+            }
+        }
     }
 }
 
-impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
-    type Key = QueueKey;
+impl<'r, S: HoldStore> AcquireReservation<'_, 'r, S> {
+    /// As awaiting it, but answers with the denial if it is not admitted, as [`GateAcquire::decide`] does.
+    pub async fn decide(self) -> Reserved<'r> {
+        match self.gate.take_turn(&self).await {
+            Ok(reserved) | Err(NoTurn { answer: Some(reserved), .. }) => reserved,
+            Err(no_turn) => {
+                let behind = self.gate.behind(Some(Verb::Check), slice::from_ref(self.request), &no_turn);
+                Reserved::denied(behind.await)
+            }
+        }
+    }
+}
+
+impl<'r, S: Store> Ask for GateAcquire<'_, 'r, S> {
+    type Answer = Decisions<'r>;
+
+    fn requests(&self) -> &[Request<'_>] {
+        slice::from_ref(self.request)
+    }
+
+    fn patience(&self) -> Patience {
+        Patience::AtMost(self.within)
+    }
+
+    async fn ask(&self) -> Decisions<'r> {
+        self.gate.decide_async(Some(Verb::Check), slice::from_ref(self.request), None, true).await
+    }
+
+    fn decisions<'a>(answer: &'a Decisions<'r>) -> &'a Decisions<'a> {
+        answer
+    }
+}
+
+impl<'r, S: HoldStore> Ask for AcquireReservation<'_, 'r, S> {
     type Answer = Reserved<'r>;
 
-    fn queues(&self) -> &WaitQueues<QueueKey> {
-        &self.gate.queues
+    fn requests(&self) -> &[Request<'_>] {
+        slice::from_ref(self.request)
     }
 
-    fn queue_before(&self, current: Option<QueueKey>) -> Option<QueueKey> {
-        self.gate.queue_before(self.request, current)
+    fn patience(&self) -> Patience {
+        Patience::AtMost(self.within)
     }
 
-    async fn ask(&self) -> AskOutcome<Reserved<'r>, QueueKey> {
-        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us) };
-        let reserved = self.gate.reserve_under(slice::from_ref(self.request), terms, None).await;
-        if reserved.decisions().is_allowed() {
-            AskOutcome::Allowed(reserved)
-        } else {
-            self.gate.denial(reserved.decisions())
-        }
+    async fn ask(&self) -> Reserved<'r> {
+        self.gate.reserve_waiting(slice::from_ref(self.request), self.ttl_us, None).await
+    }
+
+    fn decisions<'a>(answer: &'a Reserved<'r>) -> &'a Decisions<'a> {
+        answer.decisions()
     }
 }
 
@@ -281,7 +471,9 @@ impl<'g, 'r: 'g, S: Store> IntoFuture for GateAcquire<'g, 'r, S> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'g>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { wait(&self, self.within).await })
+        Box::pin(
+            async move { self.gate.take_turn(&self).await.map_err(|refused| NotAcquired(refused.cause)) },
+        )
     }
 }
 
@@ -290,7 +482,9 @@ impl<'g, 'r: 'g, S: HoldStore> IntoFuture for AcquireReservation<'g, 'r, S> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'g>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { wait(&self, self.within).await })
+        Box::pin(
+            async move { self.gate.take_turn(&self).await.map_err(|refused| NotAcquired(refused.cause)) },
+        )
     }
 }
 

@@ -19,6 +19,7 @@ use crate::store::failure::StoreFailure;
 use crate::time::Timestamp;
 use crate::usage::{KeyInspection, KeyUse};
 use crate::verb::{Role, Verb};
+use crate::waiting::Cause;
 
 /// The decisions of all matching policies on one or more requests, and the verdict.
 pub struct Decisions<'r> {
@@ -145,6 +146,14 @@ impl Decisions<'_> {
         self.placed.retain(|_| kept.next().unwrap_or(true));
     }
 
+    /// Makes of a peek the denial of requests that waited behind others for the key of this decision.
+    pub(super) fn deny_behind(&mut self, verb: Option<Verb>, at: usize, cause: &Cause) {
+        self.verb = verb;
+        if let Some(placed) = self.placed.get_mut(at) {
+            placed.decision.deny_behind(cause);
+        }
+    }
+
     /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate
     /// lacks, has no value for an attribute in the policy's scope, or has a named cost that no
     /// policy counts, without the one that a policy [counts](crate::Counts::Named). The verdict is
@@ -238,6 +247,11 @@ impl fmt::Debug for PolicyDecision<'_> {
 impl<'d> PolicyDecision<'d> {
     fn asking(&self) -> &'d Request<'d> {
         &self.all.requests[self.request()]
+    }
+
+    /// The policies that were active at the decision.
+    pub(super) fn all_policies(&self) -> &'d PolicySet {
+        &self.all.policies
     }
 
     /// The policy that decided.

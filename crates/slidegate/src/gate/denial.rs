@@ -165,6 +165,12 @@ impl NamedDecision<'_> {
                 text.push_str(" cannot reserve now: the server has no room for more open reservations");
                 ". Retry later."
             }
+            Reason::QueueFull => {
+                text.push_str(" lets no more requests wait: ");
+                push_key(&mut text);
+                text.push_str(" or the server has as many as may");
+                ". Retry later."
+            }
             Reason::StoreUnavailable => {
                 text.push_str(" cannot be checked now: the store of its counters is unavailable");
                 ". Retry later."

@@ -34,6 +34,12 @@ pub struct Reserved<'r> {
 }
 
 impl<'r> Reserved<'r> {
+    /// A reservation that was denied.
+    #[doc(hidden)]
+    pub fn denied(decisions: Decisions<'r>) -> Self {
+        Self { decisions, ticket: None }
+    }
+
     /// The decisions.
     pub fn decisions(&self) -> &Decisions<'r> {
         &self.decisions

@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::Limiter;
 use crate::decision::Decision;
 use crate::key::KeyId;
-use crate::waiting::queues::{AskOutcome, Asker, Denial, WaitQueues, wait};
+use crate::quota::Algorithm;
+use crate::waiting::queues::{AskOutcome, Asker, Denial, Place, Turn, WaitQueues, wait};
 use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
 impl Limiter {
@@ -79,15 +80,31 @@ impl<'l> Acquire<'l> {
         self
     }
 
-    async fn wait(self) -> Result<Decision, NotAcquired> {
+    /// As awaiting it, but answers with the denial if it is not admitted: with the wait that would have been
+    /// necessary, and the reason [`QueueFull`](crate::Reason::QueueFull) where too many wait.
+    pub async fn decide(self) -> Decision {
+        let (limiter, key, cost) = (self.limiter, self.key.clone(), self.cost);
+        match self.wait().await {
+            Ok(decision) | Err((_, Some(decision))) => decision,
+            Err((cause, None)) => {
+                let mut decision = limiter.peek_cost(key, cost);
+                decision.deny_behind(&cause);
+                decision
+            }
+        }
+    }
+
+    async fn wait(self) -> Result<Decision, (Cause, Option<Decision>)> {
         let Self { limiter, key, cost, within } = self;
         if cost == 0 {
             return Ok(limiter.check_cost(&key, 0));
         }
-        if limiter.peek_cost(&key, cost).retry_after().is_none() {
-            return Err(NotAcquired(Cause::Never { cost, most: limiter.quota().capacity() }));
+        let peeked = limiter.peek_cost(&key, cost);
+        if peeked.retry_after().is_none() {
+            return Err((Cause::Never { cost, most: limiter.quota().capacity() }, Some(peeked)));
         }
-        wait(&LimiterAsker { limiter, key, cost }, within).await
+        let turn = wait(&LimiterAsker { limiter, key, cost }, within).await;
+        turn.map_err(|refused| (refused.cause, refused.answer))
     }
 }
 
@@ -98,6 +115,20 @@ struct LimiterAsker<'l> {
     cost: u64,
 }
 
+impl LimiterAsker<'_> {
+    fn place(&self) -> Place<KeyId> {
+        #[allow(clippy::cast_precision_loss)] // shares need no more digits
+        let share = self.cost as f64 / self.limiter.quota().limit().max(1) as f64;
+        Place { key: self.limiter.id_of(&self.key), share, within: None }
+    }
+
+    fn turn(&self, wait: Duration, share: Option<f64>) -> Turn {
+        let quota = self.limiter.quota();
+        let is_even = quota.algorithm() == Algorithm::TokenBucket;
+        Turn { wait, is_held: false, window: quota.window(), is_even, share }
+    }
+}
+
 impl Asker for LimiterAsker<'_> {
     type Key = KeyId;
     type Answer = Decision;
@@ -106,20 +137,25 @@ impl Asker for LimiterAsker<'_> {
         &self.limiter.queues
     }
 
-    fn queue_before(&self, current: Option<KeyId>) -> Option<KeyId> {
-        current.is_none().then(|| self.limiter.id_of(&self.key))
+    fn queue_before(&self, current: Option<KeyId>) -> Option<Place<KeyId>> {
+        current.is_none().then(|| self.place())
     }
 
-    async fn ask(&self) -> AskOutcome<Decision, KeyId> {
-        let Self { limiter, key, cost } = self;
-        let decision = limiter.check_cost(key, *cost);
-        match decision.retry_after() {
-            _ if decision.is_allowed() => AskOutcome::Allowed(decision),
-            None => AskOutcome::Never(NotAcquired(Cause::Never { cost: *cost, most: decision.limit })),
-            Some(wait) => {
-                AskOutcome::Denied(Denial { key: limiter.id_of(key), wait, is_held: false, ask_again: None })
+    async fn ask(&self, _: Option<KeyId>) -> (Decision, AskOutcome<KeyId>) {
+        let decision = self.limiter.check_cost(&self.key, self.cost);
+        let outcome = match decision.retry_after() {
+            _ if decision.is_allowed() => {
+                let frees = decision.frees_after().filter(|_| decision.remaining == 0);
+                AskOutcome::Allowed(frees.map(|wait| self.turn(wait, None)))
             }
-        }
+            None => AskOutcome::Never(Cause::Never { cost: self.cost, most: decision.limit }),
+            Some(wait) => {
+                let place = self.place();
+                let turn = self.turn(wait, Some(place.share));
+                AskOutcome::Denied(Denial { place, turn, ask_again: None })
+            }
+        };
+        (decision, outcome)
     }
 }
 
@@ -128,6 +164,6 @@ impl<'l> IntoFuture for Acquire<'l> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'l>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.wait())
+        Box::pin(async move { self.wait().await.map_err(|(cause, _)| NotAcquired(cause)) })
     }
 }

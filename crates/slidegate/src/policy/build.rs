@@ -1,6 +1,7 @@
 //! Setting the options of a policy.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Policy;
 use super::matcher::Match;
@@ -84,6 +85,15 @@ impl Policy {
     #[must_use]
     pub fn with_excess(mut self, then: Excess) -> Self {
         self.options.excess = then;
+        self
+    }
+
+    /// Lets requests that a proxy or a tower layer asks about wait for their turn, for this long at most, instead of
+    /// being denied at once. All policies that deny a request must let it wait. [`Gate::check`](crate::Gate::check) does
+    /// not wait. Default: none.
+    #[must_use]
+    pub fn with_wait(mut self, longest: impl Into<Option<Duration>>) -> Self {
+        self.options.wait = longest.into();
         self
     }
 

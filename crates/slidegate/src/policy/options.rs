@@ -1,5 +1,7 @@
 //! What a policy does besides its quota.
 
+use std::time::Duration;
+
 use super::matcher::Match;
 use super::overrides::Override;
 use super::tiers::Tiers;
@@ -35,6 +37,8 @@ pub struct PolicyOptions {
     pub unit: Option<Box<str>>,
     /// What happens to a cost that exceeds what remains.
     pub excess: Excess,
+    /// How long a request that a proxy asks about waits for its turn instead of being denied at once.
+    pub wait: Option<Duration>,
     /// What happens if a shared store does not reply in time.
     pub on_store_error: OnStoreError,
     /// The amount held for a reservation without a cost, until one is learned.
@@ -64,6 +68,7 @@ impl Default for PolicyOptions {
             counts: Counts::default(),
             unit: None,
             excess: Excess::default(),
+            wait: None,
             on_store_error: OnStoreError::default(),
             estimate: None,
             learns_estimate: false,

@@ -13,7 +13,7 @@ use crate::quota::Quota;
 use crate::store::failure::StoreFailure;
 use crate::store::memory::MemoryStore;
 use crate::store::shared::{DecideError, SharedStore};
-use crate::store::{LocalStore, QuotaChanges, Store, StoreDecisions, StoredPolicy};
+use crate::store::{LocalStore, OnFreed, QuotaChanges, Store, StoreDecisions, StoredPolicy, Watch};
 use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
@@ -170,6 +170,10 @@ impl<S: SharedStore> Store for FallbackStore<S> {
 
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
         self.complete(charges, self.primary.check_once(charges, id).await)
+    }
+
+    fn watch(&self, charge: &Charge<'_>, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        self.primary.watch(charge, on_freed)
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {

@@ -11,7 +11,7 @@ use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
 use crate::store::failure::StoreFailure;
 use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
-use crate::store::{CANNOT_INSPECT, CANNOT_RESET_POLICY, TicketKeyBytes};
+use crate::store::{CANNOT_INSPECT, CANNOT_RESET_POLICY, OnFreed, TicketKeyBytes, Watch};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
@@ -56,6 +56,13 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// If the store did not reply. The keys may or may not be removed.
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<bool, StoreFailure>> + Send;
+
+    /// See [`Store::watch`](super::Store::watch).
+    #[doc(hidden)]
+    fn watch(&self, charge: &Charge<'_>, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        let _ = (charge, on_freed);
+        None
+    }
 
     /// The full usage of keys. By default an error.
     ///

@@ -8,7 +8,7 @@ use crate::key::Key;
 /// A key that is waited for: the number of its policy, and a hash of it. Keys that share a hash
 /// share a queue, which costs them time only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct QueueKey {
+pub struct QueueKey {
     pub(crate) policy: u32,
     pub(crate) key: u64,
 }

@@ -1,21 +1,27 @@
 //! Queues: first in, first out, one for each key with waiters.
 //!
-//! Only the head of a queue asks and sleeps until its cost fits. So a small cost never overtakes a
-//! large one, and any number of waiters for one key costs one timer. Dropping the future leaves the
-//! queue from any position.
+//! Only the head of a queue asks. Then it sleeps until its cost fits, and whoever follows it begins with the sleep: an
+//! admission says when the next cost is freed, so a turn takes one call of a shared store. A small cost never overtakes
+//! a large one, and any number of waiters for one key costs one timer. Dropping the future leaves the queue from any
+//! position.
+//!
+//! A queue knows when its head gets its turn, and so the earliest time at which one who comes now can: who has not as
+//! much time is told so at once.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::Hash;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::{Cause, MaxWaiting, NotAcquired};
-use crate::time::instant;
+use super::{Cause, MaxWaiting};
+use crate::store::{OnFreed, Watch};
+use crate::time::{instant, jitter};
 
 /// A waiter, and what it waits for.
 pub(crate) trait Asker: Sync {
@@ -28,79 +34,178 @@ pub(crate) trait Asker: Sync {
 
     /// The queue to join before asking, from this one or from none. It has to come to an end: no
     /// queue may be returned again before [`ask`](Self::ask) was called.
-    fn queue_before(&self, current: Option<Self::Key>) -> Option<Self::Key>;
+    fn queue_before(&self, current: Option<Self::Key>) -> Option<Place<Self::Key>>;
 
-    /// Asks once, and takes what is asked for if it fits.
-    fn ask(&self) -> impl Future<Output = AskOutcome<Self::Answer, Self::Key>> + Send;
+    /// Asks once, from this queue, and takes what is asked for if it fits.
+    fn ask(
+        &self,
+        current: Option<Self::Key>,
+    ) -> impl Future<Output = (Self::Answer, AskOutcome<Self::Key>)> + Send;
+
+    /// Watches for cost of the key that other processes free. By default there are none.
+    fn watch(&self, key: Self::Key, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        let _ = (key, on_freed);
+        None
+    }
 }
 
-/// The answer to an [`Asker`].
-pub(crate) enum AskOutcome<A, K> {
-    Allowed(A),
+/// What came of a question.
+pub(crate) enum AskOutcome<K> {
+    /// It is admitted. The queue's next turn, if the queue is that of a key which has nothing left.
+    Allowed(Option<Turn>),
     Denied(Denial<K>),
     /// It can never fit.
-    Never(NotAcquired),
+    Never(Cause),
+}
+
+/// A place in the queue of a key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<K> {
+    pub(crate) key: K,
+    /// The cost as a share of the limit of one window.
+    pub(crate) share: f64,
+    /// The longest wait from the first question on, if the policy has its own.
+    pub(crate) within: Option<Duration>,
 }
 
 /// A denial, and what to wait for.
 pub(crate) struct Denial<K> {
     /// The queue to wait in.
-    pub(crate) key: K,
+    pub(crate) place: Place<K>,
     /// When it fits.
-    pub(crate) wait: Duration,
-    /// Whether it may fit earlier, because others hold what they may give back.
-    pub(crate) is_held: bool,
+    pub(crate) turn: Turn,
     /// When to ask again at the latest, if something that this process does not notice may make
     /// room.
     pub(crate) ask_again: Option<Duration>,
 }
 
+/// When the head of a queue gets its turn, and how fast those behind it can follow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn {
+    pub(crate) wait: Duration,
+    /// The wait is an upper bound: others hold what they may give back.
+    pub(crate) is_held: bool,
+    /// A window admits the limit once.
+    pub(crate) window: Duration,
+    /// Cost is freed evenly, as by a token bucket, and not all of a window's at once.
+    pub(crate) is_even: bool,
+    /// What fits then, as a share of the limit of one window. `None`: something.
+    pub(crate) share: Option<f64>,
+}
+
+/// Why there was no turn.
+#[derive(Debug)]
+pub struct Refused<A, K> {
+    pub(crate) cause: Cause,
+    /// The last denial, unless it waited behind others all the time.
+    pub answer: Option<A>,
+    /// The queue that was waited in.
+    pub(crate) queue: Option<K>,
+}
+
 /// An upper bound on deadlines: 100 years. Longer durations could overflow the instant.
 const MAX_DEADLINE: Duration = Duration::from_secs(100 * 366 * 86_400);
+/// When the head of a queue asks again after its first denial, if others hold cost in a shared store: what they gave back
+/// before they knew that it waits has not been announced. Random, so that heads do not ask in step.
+const ASK_AFTER_WATCHING: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(75));
+/// The longest that a new head sleeps before it asks, where others hold cost: a hold may expire with less than it held.
+const ASK_HELD: Duration = Duration::from_secs(1);
+
+/// What sums of shares may be wrong by.
+const ROUNDING: f64 = 1e-9;
 
 /// Waits until the asker gets what it asks for. It is in one queue at a time, that of the key that
 /// denied it last. If another key denies it at the head of a queue, it moves to the end of that
 /// key's queue, so it never blocks those behind it.
-pub(crate) async fn wait<A: Asker>(asker: &A, within: Duration) -> Result<A::Answer, NotAcquired> {
-    let deadline = instant() + within.min(MAX_DEADLINE);
-    let late =
-        |held: Option<_>| NotAcquired(Cause::Late { within, retry_after: held, is_held: held.is_some() });
+pub(crate) async fn wait<A: Asker>(
+    asker: &A,
+    within: Duration,
+) -> Result<A::Answer, Refused<A::Answer, A::Key>> {
+    let begun = instant();
+    let longest = begun + within.min(MAX_DEADLINE);
+    let until = |place: &Place<A::Key>| place.within.map_or(longest, |own| longest.min(begun + own));
     let mut next = asker.queue_before(None);
     loop {
-        let waiter = next.map(|key| asker.queues().enter(key)).transpose().map_err(NotAcquired)?;
-        let _head = match &waiter {
-            Some(waiter) => {
-                Some(timeout_at(deadline, waiter.queue.head.lock()).await.map_err(|_| late(None))?)
+        let Some(place) = next else {
+            // Nobody waits: asking needs no queue.
+            match asker.ask(None).await {
+                (answer, AskOutcome::Allowed(_)) => return Ok(answer),
+                (answer, AskOutcome::Never(cause)) => {
+                    return Err(Refused { cause, answer: Some(answer), queue: None });
+                }
+                (answer, AskOutcome::Denied(denial)) => {
+                    let left = until(&denial.place).saturating_duration_since(instant());
+                    if let Some(cause) = denial.turn.is_late(within, left) {
+                        return Err(Refused { cause, answer: Some(answer), queue: Some(denial.place.key) });
+                    }
+                    next = Some(denial.place);
+                    continue;
+                }
             }
-            None => None,
         };
-        let current = waiter.as_ref().map(|waiter| waiter.key);
+        let deadline = until(&place);
+        let refused = |cause| Refused { cause, answer: None, queue: Some(place.key) };
+        let waiter = asker.queues().enter(place, (within, deadline)).map_err(refused)?;
+        let queue = &waiter.queue;
+        let Ok(_head) = timeout_at(deadline, queue.head.lock()).await else {
+            return Err(refused(waiter.late(within)));
+        };
+        queue.watch.get_or_init(|| {
+            let queue = Arc::downgrade(queue);
+            asker.watch(place.key, Arc::new(move || queue.upgrade().iter().for_each(|queue| queue.free())))
+        });
+        queue.sleep_until_turn(deadline).await;
+        let mut is_first = true;
         next = loop {
             // Enabled before asking, so that no notification after the answer is missed.
-            let mut freed = pin!(waiter.as_ref().map(|waiter| waiter.queue.freed.notified()));
-            if let Some(freed) = freed.as_mut().as_pin_mut() {
-                freed.enable();
-            }
-            let before = asker.queue_before(current);
+            let mut freed = pin!(queue.freed.notified());
+            freed.as_mut().enable();
+            let before = asker.queue_before(Some(place.key));
             if before.is_some() {
                 break before;
             }
-            let Denial { key, wait, is_held, ask_again } = match asker.ask().await {
-                AskOutcome::Allowed(answer) => return Ok(answer),
-                AskOutcome::Never(never) => return Err(never),
-                AskOutcome::Denied(denial) => denial,
+            let frees = queue.frees();
+            let (answer, Denial { place: denied, turn, ask_again }) = match asker.ask(Some(place.key)).await {
+                (answer, AskOutcome::Allowed(next)) => {
+                    queue.set(next.map(|next| queue.after_others(next, place.share)), frees);
+                    return Ok(answer);
+                }
+                (answer, AskOutcome::Never(cause)) => {
+                    return Err(Refused { cause, answer: Some(answer), queue: Some(place.key) });
+                }
+                (answer, AskOutcome::Denied(denial)) => (answer, denial),
             };
-            let left = deadline.saturating_duration_since(instant());
-            if left.is_zero() || wait > left && !is_held {
-                return Err(NotAcquired(Cause::Late { within, retry_after: Some(wait), is_held }));
+            let now = instant();
+            let deadline = until(&denied);
+            if let Some(cause) = turn.is_late(within, deadline.saturating_duration_since(now)) {
+                return Err(Refused { cause, answer: Some(answer), queue: Some(denied.key) });
             }
-            let Some(freed) = freed.as_pin_mut().filter(|_| current == Some(key)) else { break Some(key) };
-            // Retries after whichever ends first.
-            let _ = timeout(ask_again.map_or(wait, |again| again.min(wait)).min(left), freed).await;
+            if denied.key != place.key {
+                break Some(denied);
+            }
+            queue.set(Some(turn), frees);
+            drop(answer);
+            let ask_again = match (turn.is_held && is_first, queue.is_watched()) {
+                (true, true) => Some(jitter(ASK_AFTER_WATCHING.0, ASK_AFTER_WATCHING.1)),
+                _ => ask_again,
+            };
+            is_first = false;
+            // Asks again after whichever ends first.
+            let _ =
+                timeout_at(deadline.min(now + ask_again.unwrap_or(turn.wait).min(turn.wait)), freed).await;
             if instant() > deadline {
-                return Err(late(is_held.then_some(wait)));
+                return Err(refused(waiter.late(within)));
             }
         };
+    }
+}
+
+impl Turn {
+    /// Why there is no turn in the time that is left.
+    fn is_late(&self, within: Duration, left: Duration) -> Option<Cause> {
+        let Self { wait, is_held, .. } = *self;
+        let is_late = left.is_zero() || wait > left && !is_held;
+        is_late.then_some(Cause::Late { within, retry_after: Some(wait), is_held })
     }
 }
 
@@ -108,24 +213,118 @@ pub(crate) async fn wait<A: Asker>(asker: &A, within: Duration) -> Result<A::Ans
 #[derive(Debug)]
 pub(crate) struct WaitQueues<K> {
     most: MaxWaiting,
-    queues: Mutex<HashMap<K, (usize, Arc<Queue>)>>,
+    queues: Mutex<HashMap<K, Waiters>>,
     /// Waiters in all queues. Calls that free cost read it without the lock.
     waiting: AtomicUsize,
 }
 
-/// The waiters for one key.
+/// A queue, and how many wait there.
 #[derive(Debug, Default)]
+struct Waiters {
+    waiting: usize,
+    /// The sum of their shares.
+    share: f64,
+    queue: Arc<Queue>,
+}
+
+/// The waiters for one key.
+#[derive(Default)]
 struct Queue {
     /// Held by the head of the queue. tokio grants it in first-in, first-out order.
     head: tokio::sync::Mutex<()>,
     /// Wakes the head when cost was freed by something other than time.
     freed: Notify,
+    schedule: Mutex<Schedule>,
+    /// Watches a shared store while anybody waits.
+    watch: OnceLock<Option<Box<dyn Watch>>>,
+}
+
+/// What the last answer said about the next turn.
+#[derive(Debug, Default)]
+struct Schedule {
+    next: Option<(Instant, Turn)>,
+    /// How often cost was freed.
+    frees: u64,
+}
+
+impl Queue {
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn frees(&self) -> u64 {
+        self.schedule().frees
+    }
+
+    /// Cost was freed: whoever is the head asks now.
+    fn free(&self) {
+        let mut schedule = self.schedule();
+        schedule.next = None;
+        schedule.frees += 1;
+        drop(schedule);
+        self.freed.notify_waiters();
+    }
+
+    /// Sets the next turn as an answer says it, unless cost was freed since the question.
+    fn set(&self, turn: Option<Turn>, frees: u64) {
+        let mut schedule = self.schedule();
+        if schedule.frees == frees {
+            schedule.next = turn.map(|turn| (instant() + turn.wait.min(MAX_DEADLINE), turn));
+        }
+    }
+
+    fn is_watched(&self) -> bool {
+        self.watch.get().is_some_and(Option::is_some)
+    }
+
+    /// The next turn of this process where others take turns too: each leaves as much time to each of them as frees the
+    /// cost of one turn. So each asks once per turn, instead of all at the same time.
+    fn after_others(&self, next: Turn, share: f64) -> Turn {
+        let others = self.watch.get().and_then(Option::as_ref).map_or(0, |watch| watch.others());
+        #[allow(clippy::cast_precision_loss)] // at most some thousand
+        let turns = share * others as f64;
+        Turn { wait: next.wait + next.window.mul_f64(turns.clamp(0.0, 1.0)), ..next }
+    }
+
+    /// Sleeps until the turn that the answer to the head before said, or until cost is freed.
+    async fn sleep_until_turn(&self, deadline: Instant) {
+        let mut freed = pin!(self.freed.notified());
+        freed.as_mut().enable();
+        let Some((mut at, turn)) = self.schedule().next else { return };
+        if turn.is_held {
+            at = at.min(instant() + ASK_HELD);
+        }
+        if at > instant() {
+            let _ = timeout_at(at.min(deadline), freed).await;
+        }
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("schedule", &self.schedule).finish_non_exhaustive()
+    }
+}
+
+impl Waiters {
+    /// The earliest turn of whoever has this share, behind `ahead` in all. `None` if that is unknown.
+    fn earliest(&self, ahead: f64, share: f64) -> Option<Instant> {
+        let (at, turn) = self.queue.schedule().next.filter(|(_, turn)| !turn.is_held)?;
+        let windows = if turn.is_even {
+            ahead + share - turn.share.unwrap_or(share)
+        } else {
+            // The head begins a window, which admits the limit once, and so does each that follows.
+            (ahead + share - ROUNDING).ceil() - 1.0
+        };
+        let after = Duration::try_from_secs_f64(turn.window.as_secs_f64() * windows.max(0.0));
+        Some(at + after.map_or(MAX_DEADLINE, |after| after.min(MAX_DEADLINE)))
+    }
 }
 
 /// A position in a queue. Dropping it leaves the queue.
 struct Waiter<'l, K: Copy + Eq + Hash> {
     queues: &'l WaitQueues<K>,
-    key: K,
+    place: Place<K>,
     queue: Arc<Queue>,
 }
 
@@ -146,7 +345,7 @@ impl<K> WaitQueues<K> {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, (usize, Arc<Queue>)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Waiters>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,24 +358,35 @@ impl<K> WaitQueues<K> {
     pub(crate) fn wake_where(&self, is_freed: impl Fn(&K) -> bool) {
         let queues = self.lock();
         let freed = queues.iter().filter(|(key, _)| is_freed(key));
-        freed.for_each(|(_, (_, queue))| queue.freed.notify_waiters());
+        freed.for_each(|(_, waiters)| waiters.queue.free());
     }
 }
 
 impl<K: Copy + Eq + Hash> WaitQueues<K> {
-    fn enter(&self, key: K) -> Result<Waiter<'_, K>, Cause> {
+    /// Joins a queue, unless as many wait as may, or it is certain that there is no turn before the deadline.
+    fn enter(
+        &self,
+        place: Place<K>,
+        (within, deadline): (Duration, Instant),
+    ) -> Result<Waiter<'_, K>, Cause> {
         let mut queues = self.lock();
+        let before = queues.get(&place.key);
+        let earliest = before.and_then(|waiters| waiters.earliest(waiters.share, place.share));
+        let retry_after = earliest.map(|at| at.saturating_duration_since(instant()));
         if self.waiting.load(Ordering::Relaxed) >= self.most.in_all {
-            return Err(Cause::Full { most: self.most.in_all, of: "in total" });
+            return Err(Cause::Full { most: self.most.in_all, of: "in total", retry_after });
         }
-        let before = queues.get(&key).map_or(0, |(waiting, _)| *waiting);
-        if before >= self.most.per_key {
-            return Err(Cause::Full { most: self.most.per_key, of: "for the key" });
+        if before.is_some_and(|waiters| waiters.waiting >= self.most.per_key) {
+            return Err(Cause::Full { most: self.most.per_key, of: "for the key", retry_after });
         }
-        let (waiting, queue) = queues.entry(key).or_default();
-        *waiting += 1;
+        if earliest.is_some_and(|at| at > deadline) {
+            return Err(Cause::Late { within, retry_after, is_held: false });
+        }
+        let waiters = queues.entry(place.key).or_default();
+        waiters.waiting += 1;
+        waiters.share += place.share;
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        Ok(Waiter { queues: self, key, queue: Arc::clone(queue) })
+        Ok(Waiter { queues: self, place, queue: Arc::clone(&waiters.queue) })
     }
 
     /// Whether this key has waiters.
@@ -187,20 +397,32 @@ impl<K: Copy + Eq + Hash> WaitQueues<K> {
     /// Cost of this key was freed.
     pub(crate) fn wake(&self, key: impl FnOnce() -> K) {
         if self.waiting() > 0
-            && let Some((_, queue)) = self.lock().get(&key())
+            && let Some(waiters) = self.lock().get(&key())
         {
-            queue.freed.notify_waiters();
+            waiters.queue.free();
         }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Waiter<'_, K> {
+    /// No turn came in time. The wait is that of this place in the queue as it is now, or a longer one.
+    fn late(&self, within: Duration) -> Cause {
+        let Place { key, share, .. } = self.place;
+        let queues = self.queues.lock();
+        let earliest = queues.get(&key).and_then(|waiters| waiters.earliest(waiters.share - share, share));
+        let retry_after = earliest.map(|at| at.saturating_duration_since(instant()));
+        Cause::Late { within, retry_after, is_held: false }
     }
 }
 
 impl<K: Copy + Eq + Hash> Drop for Waiter<'_, K> {
     fn drop(&mut self) {
         let mut queues = self.queues.lock();
-        if let Some((waiting, _)) = queues.get_mut(&self.key) {
-            *waiting -= 1;
-            if *waiting == 0 {
-                queues.remove(&self.key);
+        if let Some(waiters) = queues.get_mut(&self.place.key) {
+            waiters.waiting -= 1;
+            waiters.share -= self.place.share;
+            if waiters.waiting == 0 {
+                queues.remove(&self.place.key);
             }
         }
         self.queues.waiting.fetch_sub(1, Ordering::SeqCst);

@@ -4,15 +4,16 @@
 //! to be done: no test waits.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use slidegate::{
-    Decision, Limiter, MemoryStore, Quota,
+    Algorithm, Decision, Limiter, MemoryStore, Quota, Reason,
     acquire::{MaxWaiting, NotAcquired, NotAcquiredKind},
     clock::{Clock, ManualClock, Timestamp},
 };
 use tokio::task::{JoinHandle, yield_now};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 /// Tokio's clock, as a limiter reads it.
 #[derive(Debug)]
@@ -93,23 +94,102 @@ async fn the_first_in_line_is_told_at_once_that_its_deadline_is_too_soon() {
     assert_eq!(start.elapsed(), Duration::from_secs(10));
 }
 
+/// Whoever waits in vain behind others keeps a connection and a caller for nothing, and learns no wait.
+#[tokio::test(start_paused = true)]
+async fn who_comes_behind_others_is_told_at_once_that_no_turn_comes_in_time() {
+    // Ahead wait these costs, of which the first has its turn when the window ends: the next turn of a cost of 1.
+    for (quota, ahead, turn_ms) in [
+        ("1/10s", vec![1], 20_000),
+        ("1/10s", vec![1, 1, 1], 40_000),
+        ("3/10s", vec![3], 20_000),
+        ("3/10s", vec![2], 10_000),
+        ("3/10s", vec![3, 2], 20_000),
+        ("3/10s", vec![3, 2, 1], 30_000),
+        ("3/10s token-bucket", vec![3], 13_334),
+    ] {
+        let (text, bucket) = quota.split_once(' ').map_or((quota, false), |(text, _)| (text, true));
+        let mut quota: Quota = text.parse().unwrap();
+        if bucket {
+            quota = quota.with_algorithm(Algorithm::TokenBucket);
+        }
+        let store = MemoryStore::builder().clock(PausedClock(Instant::now())).build();
+        let limiter = Arc::new(Limiter::with_store(quota, store));
+        assert!(limiter.check_cost("alice", quota.limit()).is_allowed());
+        let start = Instant::now();
+        let mut before = Vec::new();
+        for cost in &ahead {
+            before.push(stand(&limiter, *cost, MINUTE).await);
+        }
+        let turn = Duration::from_millis(turn_ms);
+        let millisecond = Duration::from_millis(1);
+        for within in [Duration::ZERO, turn - millisecond] {
+            let late = limiter.acquire("alice").timeout(within).await.unwrap_err();
+            assert_eq!((start.elapsed(), late.kind()), (Duration::ZERO, NotAcquiredKind::Late), "{ahead:?}");
+            let told = late.retry_after().unwrap();
+            assert!(turn - millisecond <= told && told <= turn, "{ahead:?}: {told:?}, not {turn:?}");
+        }
+        let denied = limiter.acquire("alice").timeout(Duration::ZERO).decide().await;
+        assert_eq!((denied.reason(), denied.cost()), (Some(Reason::OverLimit), 0));
+        let last = limiter
+            .acquire("alice")
+            .timeout(turn + millisecond)
+            .await
+            .map(|_| start.elapsed().as_micros().div_ceil(1000) as u64);
+        assert_eq!(last, Ok(turn_ms), "{ahead:?}");
+        for one in before {
+            one.await.unwrap().unwrap();
+        }
+    }
+}
+
 /// A deadline is what the caller has promised to somebody else.
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_past_his_deadline() {
-    let limiter = Arc::new(limiter("1/10s"));
+    let limiter = Arc::new(limiter("3/10s"));
     let _ = limiter.check("alice");
     let start = Instant::now();
-    let first = stand(&limiter, 1, MINUTE).await;
-    let second = stand(&limiter, 1, Duration::from_secs(4)).await;
-    let late = second.await.unwrap().unwrap_err();
-    assert_eq!(start.elapsed(), Duration::from_secs(4));
-    assert_eq!(
-        late.to_string(),
-        "the cost did not fit within 4000 ms: other callers wait for the same key; wait longer or ask for less"
-    );
-    assert_eq!(late.retry_after(), None);
+    let first = stand(&limiter, 3, MINUTE).await;
+    sleep(Duration::from_secs(8)).await;
+    // Cost comes at any time from now on, as far as the first answer says.
+    let late = limiter.acquire("alice").timeout(Duration::from_secs(1)).await.unwrap_err();
+    assert_eq!(start.elapsed(), Duration::from_secs(8));
+    assert_eq!(late.retry_after(), Some(Duration::from_secs(12)));
     first.await.unwrap().unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(10));
+    // Behind a head that waits for what is held, nothing is certain.
+    let second = stand(&limiter, 1, Duration::from_secs(10)).await;
+    second.await.unwrap().unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(20));
+}
+
+/// Counts how often it is read: once for each decision and each peek.
+#[derive(Debug)]
+struct CountedClock(PausedClock, Arc<AtomicUsize>);
+
+impl Clock for CountedClock {
+    fn now(&self) -> Timestamp {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.now()
+    }
+}
+
+/// Whoever follows must not ask for what the answer before has said: over a network each question is a call.
+#[tokio::test(start_paused = true)]
+async fn a_turn_takes_one_question() {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let clock = CountedClock(PausedClock(Instant::now()), Arc::clone(&reads));
+    let limiter =
+        Arc::new(Limiter::with_store("1/1s".parse().unwrap(), MemoryStore::builder().clock(clock).build()));
+    let _ = limiter.check("alice");
+    let mut tasks = Vec::new();
+    for _ in 0..20 {
+        tasks.push(stand(&limiter, 1, MINUTE).await);
+    }
+    reads.store(0, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(reads.load(Ordering::Relaxed), 20);
 }
 
 /// A try must not take what somebody has been waiting for.
