@@ -62,8 +62,8 @@ pub struct PolicyAnswer {
     /// Microseconds until nothing is used.
     #[serde(rename = "resetAfterMs", serialize_with = "as_whole_millis")]
     pub reset_after_us: u64,
-    /// Why it is denied: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
-    /// `store_unavailable`.
+    /// Why it is denied: `over_limit`, `blocked`, `too_many_holds`, `store_full`,
+    /// `queue_full` or `store_unavailable`.
     pub reason: Option<&'static str>,
     /// Where the decision comes from: `store`, `cached`, `leased`, `local`, `allow` or `deny`.
     pub source: &'static str,

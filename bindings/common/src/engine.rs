@@ -7,8 +7,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use slidegate::acquire::MaxWaiting;
 use slidegate::reserve::{Extension, HoldOptions, Settlement, Ticket};
-use slidegate::{Algorithm, Gate, MemoryStore, Quota, Request, SharedGate, clock::ManualClock, verb::Verb};
+#[cfg(feature = "redis")]
+use slidegate::store::FallbackStore;
+use slidegate::{
+    Algorithm, Decisions, Gate, MemoryStore, Quota, Request, SharedGate, clock::ManualClock, verb::Verb,
+};
 use slidegate_config::policies::Policies;
 use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 #[cfg(feature = "redis")]
@@ -23,6 +28,8 @@ pub struct EngineOptions {
     pub clock: Option<ManualClock>,
     /// Most keys in memory; the library's default if `None`. Only in memory.
     pub max_keys: Option<usize>,
+    /// How many may wait for their turn on one key; the library's default if `None`.
+    pub max_waiting: Option<usize>,
     /// The version of the `RateLimit` fields: `draft-10` if `None`, or `off`, `draft-7` and so on.
     pub draft: Option<String>,
     /// The `X-RateLimit` fields: `off`, or a form of theirs. `None` is the library's default.
@@ -81,8 +88,8 @@ impl Engine {
     pub fn memory(policies: Policies, options: &EngineOptions) -> Result<Self, BindingError> {
         let headers = options.headers()?;
         let Policies { set, addresses, .. } = policies;
-        let gate =
-            AnyGate::Memory(Box::new(SharedGate::from(Arc::new(Gate::with_memory(set, options.store())))));
+        let gate = Gate::with_memory(set, options.store()).with_max_waiting(options.max_waiting());
+        let gate = AnyGate::Memory(Box::new(SharedGate::from(Arc::new(gate))));
         Ok(Self { gate, headers, addresses: RwLock::new(addresses) })
     }
 
@@ -102,7 +109,9 @@ impl Engine {
         }
         let headers = options.headers()?;
         let Policies { set, addresses, .. } = policies;
-        let gate = AnyGate::Shared(Box::new(SharedGate::new(set, RedisStore::new(shared.redis(url)?)?)?));
+        let store = FallbackStore::new(RedisStore::new(shared.redis(url)?)?);
+        let gate = Gate::with_store(set, store)?.with_max_waiting(options.max_waiting());
+        let gate = AnyGate::Shared(Box::new(SharedGate::from(Arc::new(gate))));
         Ok(Self { gate, headers, addresses: RwLock::new(addresses) })
     }
 
@@ -119,9 +128,25 @@ impl Engine {
             Some(id) if verb == Verb::Check => gate.check_once(&request, id).await,
             Some(_) | None => gate.apply_all(verb, requests).await,
         });
-        match decisions.error() {
-            Some(error) => Err(error.into()),
-            None => Ok(Answer::new(&decisions, call.wants_headers.then_some(&self.headers))),
+        self.answer(&decisions, call)
+    }
+
+    /// Like a check, but waits up to `timeout` for its turn, behind those who wait for the same keys. What
+    /// gets no turn in time is denied. Nothing is charged while it waits, and dropping the future leaves the
+    /// queue. An idempotency key has no effect.
+    ///
+    /// Must be polled within a tokio runtime with timers, also in memory.
+    pub async fn acquire(&self, call: &Call, timeout: Duration) -> Result<Answer, BindingError> {
+        let request = self.request(call);
+        let decisions = with_gate!(self, gate => gate.acquire(&request).timeout(timeout).decide().await);
+        self.answer(&decisions, call)
+    }
+
+    /// Lets those who wait ask again: after time was advanced by hand, which wakes nobody. Only in memory.
+    pub fn time_has_passed(&self) {
+        if let AnyGate::Memory(gate) = &self.gate {
+            // To put the same policies in force changes nothing else, and a memory store takes any.
+            let _ = gate.configure((*gate.policies()).clone());
         }
     }
 
@@ -147,11 +172,25 @@ impl Engine {
         let options = HoldOptions { ttl, id: call.id.as_deref() };
         let requests = slice::from_ref(&request);
         let reserved = with_gate!(self, gate => gate.reserve_all(requests, options).await)?;
-        if let Some(error) = reserved.decisions().error() {
-            return Err(error.into());
-        }
-        let answer = Answer::new(reserved.decisions(), call.wants_headers.then_some(&self.headers));
-        Ok(answer.with_ticket(reserved.ticket()))
+        Ok(self.answer(reserved.decisions(), call)?.with_ticket(reserved.ticket()))
+    }
+
+    /// Like [`reserve`](Self::reserve), but waits for its turn as [`acquire`](Self::acquire) does.
+    pub async fn acquire_reservation(
+        &self,
+        call: &Call,
+        ttl: Option<Duration>,
+        timeout: Duration,
+    ) -> Result<Answer, BindingError> {
+        let request = self.request(call);
+        let reserved = with_gate!(self, gate => {
+            let waiting = gate.acquire_reservation(&request).timeout(timeout);
+            match ttl {
+                Some(ttl) => waiting.ttl(ttl)?.decide().await,
+                None => waiting.decide().await,
+            }
+        });
+        Ok(self.answer(reserved.decisions(), call)?.with_ticket(reserved.ticket()))
     }
 
     /// Charges what a reservation has cost, for good or so far.
@@ -189,6 +228,13 @@ impl Engine {
         settled(with_gate!(self, gate => gate.cancel(&ticket).await))
     }
 
+    fn answer(&self, decisions: &Decisions<'_>, call: &Call) -> Result<Answer, BindingError> {
+        match decisions.error() {
+            Some(error) => Err(error.into()),
+            None => Ok(Answer::new(decisions, call.wants_headers.then_some(&self.headers))),
+        }
+    }
+
     fn request<'c>(&self, call: &'c Call) -> Request<'c> {
         call.request(&self.addresses.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -209,6 +255,13 @@ impl EngineOptions {
             store = store.max_keys(max_keys);
         }
         store.build()
+    }
+
+    /// How many may wait for their turn.
+    pub fn max_waiting(&self) -> MaxWaiting {
+        let most = MaxWaiting::default();
+        let per_key = self.max_waiting.unwrap_or(most.per_key);
+        MaxWaiting { per_key, in_all: most.in_all.max(per_key) }
     }
 
     /// The header fields of responses.
