@@ -27,6 +27,7 @@ redis: redis://127.0.0.1:6379 | url uri host address redis_url
 drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay pre_stop
 batch: true | coalesce
 cache_denials: true | remember_denials
+on_excess: wait 2s | wait queue delay on_limit max_wait
 lease: true | leases leasing lease_ms quota_lease prefetch
 leases: true | lease leasing
 deadline: 50ms | timeout timeout_ms command_timeout

@@ -18,7 +18,7 @@ use crate::foreign;
 pub use crate::overrides::UNLIMITED;
 use crate::overrides::{Overrides, OwnQuota, Unlimited};
 use crate::quota::QuotaSpec;
-use crate::values::{ATTRIBUTE, NAME, Parsed, SPAN, Span, Text, TimeZone, Window};
+use crate::values::{ATTRIBUTE, NAME, OnExcess, Parsed, SPAN, Span, Text, TimeZone, Window};
 pub use build::Added;
 use values::{ExcessChoice, Notice, OnMissingValue, OnStoreErrorChoice, UnsettledValue};
 pub use values::{KeysShown, Mode};
@@ -96,6 +96,11 @@ pub(crate) struct PolicySpec {
     #[schemars(extend("default" = "refuse"))]
     #[serde(with = "ExcessChoice")]
     excess: Excess,
+    /// Whether a request of a proxy ([auth requests](gateway.md), [Envoy](envoy.md)) [waits for its turn](waiting.md)
+    /// instead of being denied at once, and how long at most. Every policy that denies a request must let it wait.
+    /// Programs choose for themselves: with `/v1/acquire`, `Prefer: wait` and `RL.ACQUIRE`. Not with `excess: count`.
+    #[schemars(extend("default" = "deny"))]
+    on_excess: Option<Parsed<OnExcess>>,
     /// The cost that counts: the total `cost`; `requests`, 1 per request, charged and not held; a [cost by
     /// name](reserve.md#costs-by-name); or [weights](quotas.md#weighted-costs) of 1 to 16 costs, 0 to 1,000,000 with
     /// at most six decimals. Default: `cost`; `requests` with `in_flight`.
@@ -263,6 +268,26 @@ mod tests {
         let policies = Policies::parse(text, "slidegate.yaml").unwrap();
         let candidate = policies.candidates["p"];
         assert_eq!((candidate.limit(), candidate.window()), (6, Duration::from_secs(10)));
+    }
+
+    /// A wait that is misread holds connections of a proxy open, or denies what was to be smoothed.
+    #[test]
+    fn requests_of_proxies_may_wait() {
+        let ms =
+            |wait: &str| policy(&format!("quota: 10/s, {wait}")).options().wait.map(|wait| wait.as_millis());
+        assert_eq!(ms("on_excess: deny"), None);
+        assert_eq!(ms("on_excess: wait 2s"), Some(2000));
+        assert_eq!(ms("on_excess: wait 100ms, excess: charge"), Some(100));
+        for (keys, error) in [
+            ("on_excess: wait", "invalid on_excess `wait`"),
+            ("on_excess: 2s", "invalid on_excess `2s`"),
+            ("on_excess: wait 2h", "invalid on_excess `wait 2h`"),
+            ("on_excess: wait -1s", "invalid on_excess `wait -1s`"),
+            ("on_excess: wait 2s, excess: count", "conflicts with `excess: count`"),
+        ] {
+            let errors = errors(&format!("policies: [{{name: p, quota: 10/s, {keys}}}]"));
+            assert!(errors.contains(error), "{keys}: {errors}");
+        }
     }
 
     /// One key has two meanings: the time of a permit, and whether instances lease what is left of a rate.

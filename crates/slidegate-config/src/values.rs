@@ -152,6 +152,24 @@ impl Text for TimeZone {
     }
 }
 
+/// What happens to a request of a proxy that a policy denies: how long it waits for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnExcess(pub Option<Duration>);
+
+impl Text for OnExcess {
+    const FORM: Form =
+        form_of::<Self>("on-excess", "`deny`, or `wait` and 1ms to 60s, for example `wait 2s`");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "deny" {
+            return Ok(Self(None));
+        }
+        let span = text.strip_prefix("wait ").and_then(|span| parse_window(span.trim()).ok());
+        let wait = span.filter(|wait| *wait <= Duration::from_secs(60)).ok_or_else(String::new)?;
+        Ok(Self(Some(wait)))
+    }
+}
+
 /// The lease of a permit: 1 s to 1 h.
 pub type Lease = Span<1000, 3_600_000>;
 

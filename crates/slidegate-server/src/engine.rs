@@ -124,11 +124,15 @@ impl App {
         Ok(())
     }
 
-    /// Completes the future of one request's decision: at once for the memory store. Such a future has 2 kB,
+    /// Completes the future of one request's decision: at once for the memory store, unless it may wait for its turn. Such a future has 2 kB,
     /// which would otherwise be moved with its caller's on every request.
     #[inline(always)] // a call would move it
-    pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
-        if self.store().is_in_memory() {
+    pub(crate) fn complete<F: Future>(
+        &self,
+        may_wait: bool,
+        decision: F,
+    ) -> Either<Ready<F::Output>, Pin<Box<F>>> {
+        if self.store().is_in_memory() && !may_wait {
             let Poll::Ready(decided) = pin!(decision).poll(&mut Context::from_waker(Waker::noop())) else {
                 unreachable!("a decision in memory does not wait");
             };

@@ -22,6 +22,7 @@ pub(crate) mod settled_shares;
 pub(crate) mod shown_keys;
 pub(crate) mod top;
 pub(crate) mod traces;
+pub(crate) mod waits;
 pub(crate) mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
@@ -35,6 +36,7 @@ pub(crate) use policy_counters::{Counts, HoldOutcome};
 pub(crate) use redaction::Redactor;
 pub(crate) use top::{By, KeyCount, Ranking};
 pub(crate) use traces::Spans;
+pub(crate) use waits::{MAX_WAITING, TurnOutcome};
 
 /// All verbs, in discriminant order.
 pub(crate) const VERBS: [Verb; 4] = [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize];

@@ -2,6 +2,8 @@
 //!
 //! Mistakes are reported and replaced by defaults, so that the rest is validated too.
 
+use std::time::Duration;
+
 use lined_config::Section;
 use slidegate::network::Ipv6Prefix;
 use slidegate::{
@@ -68,7 +70,7 @@ impl PolicySpec {
         let policy = builder.with_conditions(policy);
         let policy = builder.with_limits(policy);
         let policy = builder.with_costs(policy);
-        let policy = policy.with_lease(builder.lease());
+        let policy = policy.with_lease(builder.lease()).with_wait(builder.wait());
         builder.check_costs(&policy);
         let policy = builder.with_overrides(policy);
         let candidate = builder.candidate();
@@ -218,6 +220,17 @@ impl Builder<'_> {
             return None;
         }
         Some(lease)
+    }
+
+    /// How long requests wait. Reports a wait that the policy cannot have.
+    fn wait(&self) -> Option<Duration> {
+        let wait = self.spec.on_excess.as_ref()?.0.0?;
+        if self.spec.excess == Excess::Count {
+            let why = "conflicts with `excess: count`, which charges a request each time it asks; leave one of both out";
+            self.section.invalid("on_excess", why);
+            return None;
+        }
+        Some(wait)
     }
 
     fn check_costs(&self, policy: &Policy) {

@@ -52,6 +52,9 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         Excess::Charge => " A cost is admitted while anything remains; later requests wait for the excess.",
         Excess::Count => " Denied requests count as well.",
     };
+    if let Some(wait) = policy.options().wait {
+        words += &format!(" Requests of proxies wait up to {} for their turn.", format_window(wait));
+    }
     if quota.capacity() == 0 {
         words += " Nothing passes that costs anything.";
     }

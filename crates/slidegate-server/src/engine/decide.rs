@@ -16,6 +16,9 @@ use crate::caller::Caller;
 use crate::record::Observer;
 
 mod holds;
+mod turns;
+
+pub(crate) use turns::TurnTerms;
 
 /// The store, and everything that records its decisions.
 #[derive(Debug)]
@@ -44,6 +47,20 @@ impl Engine {
             started: self.observer.start(),
             decisions: AtomicU64::new(0),
         }
+    }
+
+    /// Asks the store once, and records how long that took.
+    async fn ask<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+        is_waiting: bool,
+    ) -> Decisions<'r> {
+        let started = self.observer.store_call(!self.store.is_in_memory());
+        let decisions = self.store.ask(verb, requests, id, is_waiting).await;
+        self.observer.record_store_call(started, &decisions);
+        decisions
     }
 
     /// Records decisions and the reservation's ticket. Returns the candidates to charge, because
@@ -79,11 +96,9 @@ impl Call<'_> {
         requests: &'r [Request<'r>],
         id: Option<&str>,
     ) -> Decisions<'r> {
-        let Engine { store, observer, .. } = self.engine;
         self.count(requests.len());
-        let (span_start, started) = (observer.span_start(), observer.store_call(!store.is_in_memory()));
-        let decisions = store.apply(verb, requests, id).await;
-        observer.record_store_call(started, &decisions);
+        let span_start = self.engine.observer.span_start();
+        let decisions = self.engine.ask(verb, requests, id, false).await;
         if !requests.is_empty() {
             self.charge_candidates(
                 self.engine.record(&self.caller, verb, span_start, (&decisions, None)),

@@ -4,9 +4,10 @@
 //! every decision.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use slidegate::acquire::{Ask, NoTurn};
 use slidegate::internal::check_policy;
 use slidegate::reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket};
 use slidegate::store::{
@@ -32,6 +33,8 @@ pub(crate) struct Store {
     /// Shared with the task that sends queued settlements.
     gate: SharedGate<AnyStore>,
     health: Health,
+    /// See [`has_waits`](Self::has_waits).
+    has_waits: AtomicBool,
     /// Tickets unknown to the store.
     unknown_tickets: AtomicU64,
 }
@@ -56,6 +59,7 @@ impl Store {
             shared.share_among(instances);
         }
         Ok(Self {
+            has_waits: has_waits(&policies).into(),
             gate: SharedGate::with_store(policies, store)?,
             health,
             unknown_tickets: AtomicU64::new(0),
@@ -67,17 +71,51 @@ impl Store {
         self.gate.store().shared().is_none()
     }
 
-    /// Decides requests in one step; without a `verb`, each by its own. With an idempotency key `id`,
-    /// repeats of one request are charged once.
+    /// As [`ask`](Self::ask), for requests that do not wait.
     pub(crate) async fn apply<'r>(
         &self,
         verb: Option<Verb>,
         requests: &'r [Request<'r>],
         id: Option<&str>,
     ) -> Decisions<'r> {
-        let decisions = self.gate.gate().decide_async(verb, requests, id, false).await;
+        self.ask(verb, requests, id, false).await
+    }
+
+    /// Decides requests in one step; without a `verb`, each by its own. With an idempotency key `id`,
+    /// repeats of one request are charged once.
+    pub(super) async fn ask<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+        is_waiting: bool,
+    ) -> Decisions<'r> {
+        let decisions = self.gate.gate().decide_async(verb, requests, id, is_waiting).await;
         self.health.record(&decisions);
         decisions
+    }
+
+    /// Waits until requests are admitted.
+    ///
+    /// # Errors
+    /// There is no turn in time.
+    pub(super) async fn take_turn<A: Ask>(&self, ask: &A) -> Result<A::Answer, NoTurn<A::Answer>> {
+        self.gate.gate().take_turn(ask).await
+    }
+
+    /// The denial of requests that got no turn while they were behind others.
+    pub(super) async fn behind<'r, A>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        no_turn: &NoTurn<A>,
+    ) -> Decisions<'r> {
+        self.gate.gate().behind(verb, requests, no_turn).await
+    }
+
+    /// Whether an active policy lets requests of proxies wait.
+    pub(crate) fn has_waits(&self) -> bool {
+        self.has_waits.load(Ordering::Relaxed)
     }
 
     /// Activates policies. Usage is kept by policy name.
@@ -85,7 +123,10 @@ impl Store {
     /// # Errors
     /// A limit is too large for a shared store; the old policies stay active.
     pub(crate) fn configure(&self, policies: PolicySet) -> Result<(), Error> {
-        self.gate.configure(policies)
+        let has_waits = has_waits(&policies);
+        self.gate.configure(policies)?;
+        self.has_waits.store(has_waits, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Checks that the store supports a policy.
@@ -106,9 +147,10 @@ impl Store {
     pub(crate) async fn reserve<'r>(
         &self,
         requests: &'r [Request<'r>],
-        options: HoldOptions<'r>,
+        options: HoldOptions<'_>,
+        is_waiting: bool,
     ) -> Result<Reserved<'r>, Error> {
-        let reserved = self.gate.reserve_all(requests, options).await?;
+        let reserved = self.gate.gate().reserve_asking(requests, options, is_waiting).await?;
         self.health.record(reserved.decisions());
         Ok(reserved)
     }
@@ -299,6 +341,10 @@ impl Store {
     pub(crate) fn shared(&self) -> Option<Shared<'_>> {
         self.gate.store().shared().map(|store| Shared { store, health: &self.health })
     }
+}
+
+fn has_waits(policies: &PolicySet) -> bool {
+    policies.iter().any(|policy| policy.options().wait.is_some())
 }
 
 /// Poll interval for queued settlements at shutdown.

@@ -16,7 +16,11 @@ pub(crate) const ENDS_US: [u64; 17] =
     [1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000];
 
 #[derive(Debug)]
-pub(crate) struct Histogram(PerThread<Buckets>);
+pub(crate) struct Histogram {
+    buckets: PerThread<Buckets>,
+    /// What the bounds count, in microseconds: 1, unless it is of longer durations.
+    unit_us: u64,
+}
 
 #[derive(Debug, Default)]
 struct Buckets {
@@ -37,24 +41,30 @@ pub(crate) struct Reading {
 
 impl Histogram {
     pub(crate) fn new(copies: usize) -> Self {
-        Self(PerThread::new(copies))
+        Self::with_unit(copies, 1)
+    }
+
+    /// One whose bounds are as many times longer.
+    pub(crate) fn with_unit(copies: usize, unit_us: u64) -> Self {
+        Self { buckets: PerThread::new(copies), unit_us }
     }
 
     /// Adds `times` observations of one duration.
     pub(crate) fn add(&self, span: Duration, times: u64) {
-        let buckets = self.0.of(thread());
+        let buckets = self.buckets.of(thread());
         let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-        let bucket = ENDS_US.partition_point(|end| *end < span_us);
+        let bucket = ENDS_US.partition_point(|end| end * self.unit_us < span_us);
         buckets.counts[bucket].fetch_add(times, Relaxed);
         buckets.sum_us.fetch_add(span_us.saturating_mul(times), Relaxed);
     }
 
     #[allow(clippy::cast_precision_loss)] // Prometheus uses seconds as doubles
     pub(crate) fn read(&self) -> Reading {
-        let ends = ENDS_US.iter().map(|end| *end as f64 / 1e6).chain([f64::INFINITY]);
-        let counts = (0..=ENDS_US.len()).map(|at| self.0.sum(|buckets| buckets.counts[at].load(Relaxed)));
+        let ends = ENDS_US.iter().map(|end| (end * self.unit_us) as f64 / 1e6).chain([f64::INFINITY]);
+        let counts =
+            (0..=ENDS_US.len()).map(|at| self.buckets.sum(|buckets| buckets.counts[at].load(Relaxed)));
         let buckets: Vec<_> = ends.zip(counts).collect();
-        let sum_us = self.0.sum(|buckets| buckets.sum_us.load(Relaxed));
+        let sum_us = self.buckets.sum(|buckets| buckets.sum_us.load(Relaxed));
         Reading { count: buckets.iter().map(|(_, count)| count).sum(), sum: sum_us as f64 / 1e6, buckets }
     }
 }

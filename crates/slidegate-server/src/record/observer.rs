@@ -37,6 +37,7 @@ use super::redaction::Redactor;
 use super::sampler::Sampler;
 use super::top::{By, Top, Weight};
 use super::traces::{SpanOf, Traces};
+use super::waits::Waits;
 use super::webhook::Webhook;
 use crate::caller::{Caller, Protocol};
 use crate::config::Observe;
@@ -59,6 +60,7 @@ pub(crate) struct Observer {
     pub(crate) counters: PerThread<RequestCounters>,
     pub(crate) latency: [Histogram; Protocol::ALL.len()],
     pub(crate) store_latency: Histogram,
+    pub(crate) waits: Waits,
     pub(crate) history: History,
     pub(crate) events: events::Events,
     pub(crate) top: Top,
@@ -123,6 +125,7 @@ impl Observer {
             counters: PerThread::new(copies),
             latency: std::array::from_fn(|_| Histogram::new(copies)),
             store_latency: Histogram::new(copies),
+            waits: Waits::new(copies),
             history: History::default(),
             events: events::Events::new(Arc::clone(&redactor), events && options.log_denials),
             top: Top::new(copies),

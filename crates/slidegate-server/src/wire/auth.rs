@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
+use slidegate::acquire::Patience;
 use slidegate::{
     request_path::{normalized_host, normalized_path},
     verb::Verb,
@@ -23,6 +24,9 @@ use slidegate_http::client_addr::{ClientAddr, Found};
 use crate::caller::Protocol;
 use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
 use crate::engine::App;
+use crate::engine::decide::TurnTerms;
+use crate::limits::MAX_WAIT;
+use crate::listener::Connection;
 use crate::log_limit::log_limited;
 use crate::wire::fields;
 use crate::wire::problem::{self, Problem};
@@ -55,12 +59,14 @@ impl AuthHandler {
     pub(super) async fn answer<B>(
         &self,
         app: &App,
-        peer: Option<IpAddr>,
+        client: Connection,
         proxy: &str,
         request: &Request<B>,
     ) -> Response<Full<Bytes>> {
         let query = request.uri().query().unwrap_or_default();
-        match app.complete(self.decide(app, peer, proxy, request.headers(), query)).await {
+        let waits = app.store().has_waits();
+        let decided = self.decide(app, (client, waits), proxy, request.headers(), query);
+        match app.complete(waits, decided).await {
             Ok(answer) => answer,
             Err(problem) => {
                 app.observer().malformed.refused(Protocol::AuthRequest, problem.status());
@@ -72,7 +78,7 @@ impl AuthHandler {
     async fn decide(
         &self,
         app: &App,
-        peer: Option<IpAddr>,
+        (client, waits): (Connection, bool),
         proxy: &str,
         headers: &HeaderMap,
         query: &str,
@@ -92,7 +98,7 @@ impl AuthHandler {
                 Origin::Host(name) => {
                     one(attribute, name, headers)?.map(|host| normalized_host(host.as_bytes()))
                 }
-                Origin::Client(rule) => Some(match client(rule, peer, headers) {
+                Origin::Client(rule) => Some(match client_of(rule, client.peer, headers) {
                     Some(ip) => Cow::Owned(ip.to_string().into_bytes()),
                     None => Cow::Borrowed(UNKNOWN.as_bytes()),
                 }),
@@ -108,7 +114,13 @@ impl AuthHandler {
             can_decide(&app.policies(), name, &request)?;
             request = request.under(name);
         }
-        let decisions = call.apply(Some(Verb::Check), std::slice::from_ref(&request), None).await;
+        let requests = std::slice::from_ref(&request);
+        let decisions = if waits {
+            let turn = TurnTerms { patience: Patience::OfPolicies(MAX_WAIT), client };
+            call.apply_in_turn(Some(Verb::Check), requests, None, turn).await
+        } else {
+            call.apply(Some(Verb::Check), requests, None).await
+        };
 
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);
@@ -149,7 +161,7 @@ impl AuthHandler {
 
 /// The client's address, or the proxy's own if the proxy is untrusted or forwards none. `None` if the
 /// forwarded address is unreadable or there is none: such clients count as one, separate from all others.
-fn client(rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
+fn client_of(rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
     let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let client = rule.resolve(peer, fields);
     let shown = peer.map(tracing::field::display);

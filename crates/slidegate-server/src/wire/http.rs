@@ -20,6 +20,7 @@ use reply::{AppAnswer, AppState, call, ok, status_of, undecided};
 use request::{MAX_BODY, RequestBody};
 use schemars::JsonSchema;
 use serde::Serialize;
+use slidegate::acquire::Patience;
 use slidegate::store::MemoryStats;
 use slidegate::{Decisions, verb::Verb};
 
@@ -28,12 +29,14 @@ use crate::audit;
 use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::StoreState;
+use crate::engine::decide::TurnTerms;
 use crate::listener::{Connection, TrackedBody};
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 use crate::wire::routes::Routes;
 
+mod acquire;
 mod answer;
 mod batch;
 mod cost;
@@ -67,9 +70,10 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     ];
     // Without access control: they reveal nothing about limits, keys or clients.
     let open = [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))];
-    let deciding = Routes::over(Arc::clone(&app), deciding.into_iter().chain(holds::routes()))
-        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)))
-        .behind(|router| router.layer(map_response_with_state(counting, count_refused)));
+    let deciding =
+        Routes::over(Arc::clone(&app), deciding.into_iter().chain(holds::routes()).chain([acquire::route()]))
+            .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)))
+            .behind(|router| router.layer(map_response_with_state(counting, count_refused)));
     let adjusting = Routes::over(Arc::clone(&app), adjusting)
         .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_act)));
     let (router, mut paths) = deciding.and(adjusting).and(Routes::over(app, open)).and(others).into_parts();
@@ -92,16 +96,18 @@ async fn count_refused(State(app): AppState, response: HttpResponse) -> HttpResp
 /// `POST` of one request, with this verb.
 fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
     post(async move |State(app): AppState, request: HttpRequest<Body>| -> AppAnswer {
-        by_body(&app, verb, request).await
+        let connection = Connection::of(request.extensions());
+        by_body(&app, verb, connection, request).await
     })
 }
 
 /// `POST /v1/check`.
 pub(super) fn check(
     app: &App,
+    client: Connection,
     request: HttpRequest<TrackedBody>,
 ) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
-    by_body(app, Verb::Check, request).map(|decided| {
+    by_body(app, Verb::Check, client, request).map(|decided| {
         decided.unwrap_or_else(|problem| {
             app.observer().malformed.refused(Protocol::Http, problem.status());
             problem.response()
@@ -123,6 +129,7 @@ async fn check_by_query(State(app): AppState, uri: Uri, headers: HeaderMap) -> A
 fn by_body<I, O>(
     app: &App,
     verb: Verb,
+    connection: Connection,
     request: HttpRequest<I>,
 ) -> impl Future<Output = Result<HttpResponse<O>, Problem>>
 where
@@ -130,7 +137,6 @@ where
     O: From<Vec<u8>>,
 {
     let (head, body) = request.into_parts();
-    let connection = Connection::of(&head.extensions);
     let headers = head.headers;
     async move {
         let bytes = json_body::read(body, MAX_BODY).await?;
@@ -138,7 +144,18 @@ where
         let id = idempotency::id(verb, &headers)?;
         let ask: RequestBody<'_> = json_body::parse(&bytes)?;
         let request = ask.request(app)?;
-        let decisions = call.apply(Some(verb), slice::from_ref(&request), id).await;
+        let requests = slice::from_ref(&request);
+        if verb == Verb::Check
+            && let Some(wait) = acquire::preferred_wait(&headers)
+        {
+            let turn = TurnTerms { patience: Patience::AtMost(wait), client: connection };
+            // Boxed, as it is larger than all other checks.
+            let decisions = Box::pin(call.apply_in_turn(Some(verb), requests, id, turn)).await;
+            let mut response = respond(app, verb, &decisions, headers)?;
+            acquire::applied(response.headers_mut(), wait);
+            return Ok(response);
+        }
+        let decisions = call.apply(Some(verb), requests, id).await;
         if matches!(verb, Verb::Refund | Verb::Penalize) {
             let by = app.access.caller(&headers, connection);
             audit::moved(&by, verb, &decisions, |policy, key| app.observer().shown(policy, key));

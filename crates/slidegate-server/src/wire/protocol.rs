@@ -62,7 +62,7 @@ impl HttpService {
         }
         match self.app.access.decision(request.headers(), Action::Decide, client) {
             Ok(()) => {
-                let checked = http::check(&self.app, request);
+                let checked = http::check(&self.app, client, request);
                 future::Either::Left(checked.map(|response| response.map(Either::Left)))
             }
             Err(problem) => future::Either::Right(ready(problem.response().map(Either::Left)).boxed()),
@@ -74,7 +74,7 @@ impl HttpService {
             if let Err(problem) = self.app.access.proxy(request.headers(), client) {
                 return problem.response().map(Either::Left);
             }
-            return self.auth.answer(&self.app, client.peer, proxy, &request).await.map(Either::Left);
+            return self.auth.answer(&self.app, client, proxy, &request).await.map(Either::Left);
         }
         request.extensions_mut().insert(client);
         self.routes.call(request).await.map(Either::Right)

@@ -14,7 +14,7 @@ use super::{Decisions, Gate, PolicyDecision, Reserved};
 use crate::charge::{HoldTerms, Plan};
 use crate::decision::Reason;
 use crate::error::Error;
-use crate::hold::{HoldChange, HoldStatus, ttl_us};
+use crate::hold::{HoldChange, HoldOptions, HoldStatus, ttl_us};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
 use crate::request::Request;
@@ -33,8 +33,8 @@ const ASK_OTHERS: Duration = Duration::from_secs(1);
 pub enum Patience {
     /// At most as long.
     AtMost(Duration),
-    /// As long as the policy that denies them [lets them wait](Policy::with_wait).
-    OfPolicies,
+    /// As long as the policy that denies them [lets them wait](Policy::with_wait), and at most as long.
+    OfPolicies(Duration),
 }
 
 /// Requests that ask until they are admitted.
@@ -53,7 +53,8 @@ pub trait Ask: Sync {
     /// Asks once, by a store that knows that they [wait](crate::store::Charge::is_waiting).
     fn ask(&self) -> impl Future<Output = Self::Answer> + Send;
 
-    fn decisions<'a>(answer: &'a Self::Answer) -> &'a Decisions<'a>;
+    /// `None`: it was not decided, and asking again changes nothing.
+    fn decisions<'a>(answer: &'a Self::Answer) -> Option<&'a Decisions<'a>>;
 }
 
 /// Why requests got no turn.
@@ -99,11 +100,10 @@ impl<S: Store, A: Ask> Asker for Turns<'_, S, A> {
 
     async fn ask(&self, current: Option<QueueKey>) -> (A::Answer, AskOutcome<QueueKey>) {
         let answer = self.of.ask().await;
-        let decisions = A::decisions(&answer);
-        let outcome = if decisions.is_denied() {
-            self.denial(decisions)
-        } else {
-            AskOutcome::Allowed(current.and_then(|current| decisions.turn_after(current)))
+        let outcome = match A::decisions(&answer) {
+            None => AskOutcome::Allowed(None),
+            Some(decisions) if decisions.is_denied() => self.denial(decisions),
+            Some(decisions) => AskOutcome::Allowed(current.and_then(|current| decisions.turn_after(current))),
         };
         (answer, outcome)
     }
@@ -121,7 +121,7 @@ impl<S: Store, A: Ask> Turns<'_, S, A> {
     fn within(&self, policy: &Policy) -> Option<Option<Duration>> {
         match self.of.patience() {
             Patience::AtMost(_) => Some(None),
-            Patience::OfPolicies => policy.options().wait.map(Some),
+            Patience::OfPolicies(_) => policy.options().wait.map(Some),
         }
     }
 
@@ -251,10 +251,7 @@ impl<S: Store> Gate<S> {
     /// Why there is no turn: the last denial, or what [`behind`](Self::behind) explains.
     #[doc(hidden)]
     pub async fn take_turn<A: Ask>(&self, of: &A) -> Result<A::Answer, NoTurn<A::Answer>> {
-        let within = match of.patience() {
-            Patience::AtMost(within) => within,
-            Patience::OfPolicies => Duration::MAX,
-        };
+        let (Patience::AtMost(within) | Patience::OfPolicies(within)) = of.patience();
         wait(&Turns { gate: self, of }, within).await
     }
 
@@ -268,8 +265,9 @@ impl<S: Store> Gate<S> {
     ) -> Decisions<'r> {
         let mut decisions = self.decide_async(Some(Verb::Peek), requests, None, false).await;
         let behind = |one: &PolicyDecision<'_>| Some(one.queue_key()) == no_turn.queue;
-        let at = decisions.iter().position(|one| behind(&one)).unwrap_or_default();
-        decisions.deny_behind(verb, at, &no_turn.cause);
+        let at = decisions.iter().position(|one| behind(&one));
+        let at = at.or_else(|| decisions.iter().position(|one| one.policy().options().enforced));
+        decisions.deny_behind(verb, at.unwrap_or_default(), &no_turn.cause);
         decisions
     }
 
@@ -322,16 +320,17 @@ impl<S: HoldStore> Gate<S> {
         AcquireReservation { gate: self, request, ttl_us: None, within: TIMEOUT }
     }
 
-    /// Reserves requests that are retried until they are admitted.
+    /// Reserves requests, which may be retried until they are admitted.
     #[doc(hidden)]
-    pub async fn reserve_waiting<'r>(
+    pub async fn reserve_asking<'r>(
         &self,
         requests: &'r [Request<'r>],
-        ttl_us: Option<u64>,
-        id: Option<&str>,
-    ) -> Reserved<'r> {
-        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(ttl_us) };
-        self.reserve_under(requests, terms, id).await
+        options: HoldOptions<'_>,
+        is_waiting: bool,
+    ) -> Result<Reserved<'r>, Error> {
+        let ttl_us = options.ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
+        let terms = HoldTerms { is_waiting, ..HoldTerms::new(ttl_us) };
+        Ok(self.reserve_under(requests, terms, options.id).await)
     }
 
     /// Wakes the waiters of a key if a change of its hold freed cost.
@@ -441,8 +440,8 @@ impl<'r, S: Store> Ask for GateAcquire<'_, 'r, S> {
         self.gate.decide_async(Some(Verb::Check), slice::from_ref(self.request), None, true).await
     }
 
-    fn decisions<'a>(answer: &'a Decisions<'r>) -> &'a Decisions<'a> {
-        answer
+    fn decisions<'a>(answer: &'a Decisions<'r>) -> Option<&'a Decisions<'a>> {
+        Some(answer)
     }
 }
 
@@ -458,11 +457,12 @@ impl<'r, S: HoldStore> Ask for AcquireReservation<'_, 'r, S> {
     }
 
     async fn ask(&self) -> Reserved<'r> {
-        self.gate.reserve_waiting(slice::from_ref(self.request), self.ttl_us, None).await
+        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us) };
+        self.gate.reserve_under(slice::from_ref(self.request), terms, None).await
     }
 
-    fn decisions<'a>(answer: &'a Reserved<'r>) -> &'a Decisions<'a> {
-        answer.decisions()
+    fn decisions<'a>(answer: &'a Reserved<'r>) -> Option<&'a Decisions<'a>> {
+        Some(answer.decisions())
     }
 }
 

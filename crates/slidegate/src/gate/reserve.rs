@@ -268,9 +268,7 @@ impl<S: HoldStore> Gate<S> {
         requests: &'r [Request<'r>],
         options: HoldOptions<'_>,
     ) -> Result<Reserved<'r>, Error> {
-        let HoldOptions { ttl, id } = options;
-        let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
-        Ok(self.reserve_under(requests, HoldTerms::new(ttl_us), id).await)
+        self.reserve_asking(requests, options, false).await
     }
 
     pub(super) async fn reserve_under<'r>(

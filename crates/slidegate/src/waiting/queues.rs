@@ -103,6 +103,21 @@ pub struct Refused<A, K> {
     pub(crate) queue: Option<K>,
 }
 
+impl<A, K> Refused<A, K> {
+    /// As many wait as may.
+    #[must_use]
+    pub fn full(most: usize) -> Self {
+        let cause = Cause::Full { most, of: "for the client", retry_after: None };
+        Self { cause, answer: None, queue: None }
+    }
+
+    /// Whether as many wait as may.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self.cause, Cause::Full { .. })
+    }
+}
+
 /// An upper bound on deadlines: 100 years. Longer durations could overflow the instant.
 const MAX_DEADLINE: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// When the head of a queue asks again after its first denial, if others hold cost in a shared store: what they gave back

@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use slidegate::{
     Algorithm, Error, Request,
+    clock::Timestamp,
     reserve::{Extension, HoldOptions, HoldStatus, Reserved, SettledKey, Ticket},
     verb::Verb,
 };
@@ -24,20 +25,27 @@ impl Call<'_> {
         requests: &'r [Request<'r>],
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
-        let engine = self.engine;
-        let span_start = engine.observer.span_start();
-        let started = engine.observer.store_call(!engine.store.is_in_memory());
-        let reserved = engine.store.reserve(requests, options).await?;
+        let span_start = self.engine.observer.span_start();
+        let reserved = self.engine.ask_to_reserve(requests, options, false).await?;
         self.count(requests.len());
-        engine.observer.record_store_call(started, reserved.decisions());
+        self.record_reserved(&reserved, requests, span_start).await;
+        Ok(reserved)
+    }
+
+    pub(super) async fn record_reserved(
+        &self,
+        reserved: &Reserved<'_>,
+        requests: &[Request<'_>],
+        span_start: Option<Timestamp>,
+    ) {
+        let engine = self.engine;
         let decided = (reserved.decisions(), reserved.ticket());
         let candidates = engine.record(&self.caller, Some(Verb::Check), span_start, decided);
         self.charge_candidates(candidates, requests).await;
         for policy in reserved.ticket().into_iter().flat_map(Ticket::policies) {
             engine.observer.record_hold(policy, HoldOutcome::Reserved);
         }
-        engine.open_reservations.add(&reserved, requests, self.caller.protocol);
-        Ok(reserved)
+        engine.open_reservations.add(reserved, requests, self.caller.protocol);
     }
 
     /// The ticket's text, if the reservation is allowed. If the text is too long to be accepted
@@ -142,6 +150,19 @@ impl Call<'_> {
 }
 
 impl Engine {
+    /// Asks the store once, and records how long that took.
+    pub(super) async fn ask_to_reserve<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'_>,
+        is_waiting: bool,
+    ) -> Result<Reserved<'r>, Error> {
+        let started = self.observer.store_call(!self.store.is_in_memory());
+        let reserved = self.store.reserve(requests, options, is_waiting).await?;
+        self.observer.record_store_call(started, reserved.decisions());
+        Ok(reserved)
+    }
+
     /// Reports reservations that expire, until the process ends.
     pub(in crate::engine) async fn watch_reservations(&self) {
         loop {

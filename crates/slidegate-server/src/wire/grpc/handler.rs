@@ -14,8 +14,11 @@ mod values;
 use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
+use axum::http::HeaderMap;
 use futures_util::future::try_join_all;
+use slidegate::acquire::Patience;
 use slidegate::{
     Decisions,
     verb::{Role, Verb},
@@ -27,7 +30,10 @@ use super::message::{Code, HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::caller::Caller;
 use crate::config::GrpcSettings;
 use crate::engine::App;
+use crate::engine::decide::TurnTerms;
 use crate::envoy::{EnvoyConfig, LiveConfig, Settings};
+use crate::limits::MAX_WAIT;
+use crate::listener::Connection;
 use denial::{CallDenial, header};
 use request::{CallRequests, DescriptorTarget, Requests};
 use response::CallOutcome;
@@ -75,6 +81,15 @@ impl RateLimitHandler {
         is_configured && !(self.health_follows_store && self.app.is_degraded())
     }
 
+    /// How a call waits, if a policy lets it: until a tenth of its deadline is left, in which the answer arrives.
+    pub(super) fn turn(&self, headers: &HeaderMap, client: Connection) -> Option<TurnTerms> {
+        self.app.store().has_waits().then(|| {
+            let deadline = headers.get("grpc-timeout").and_then(|value| timeout(value.to_str().ok()?));
+            let most = deadline.map_or(MAX_WAIT, |deadline| MAX_WAIT.min(deadline / 10 * 9));
+            TurnTerms { patience: Patience::OfPolicies(most), client }
+        })
+    }
+
     /// Decides all descriptors of a call together, and counts the call.
     ///
     /// # Errors
@@ -83,11 +98,12 @@ impl RateLimitHandler {
         &self,
         call: RateLimitRequest,
         caller: &Caller,
+        turn: Option<TurnTerms>,
     ) -> Result<RateLimitResponse, Status> {
-        let Some(files) = &self.files else { return self.decide(call, caller).await };
+        let Some(files) = &self.files else { return self.decide(call, caller, turn).await };
         let calls = files.live.statistics().calls();
         calls.total.fetch_add(1, Relaxed);
-        let response = self.decide(call, caller).await;
+        let response = self.decide(call, caller, turn).await;
         if response.is_err() {
             calls.service_errors.fetch_add(1, Relaxed);
         }
@@ -109,7 +125,12 @@ impl RateLimitHandler {
         Ok(Some(config))
     }
 
-    async fn decide(&self, mut call: RateLimitRequest, caller: &Caller) -> Result<RateLimitResponse, Status> {
+    async fn decide(
+        &self,
+        mut call: RateLimitRequest,
+        caller: &Caller,
+        turn: Option<TurnTerms>,
+    ) -> Result<RateLimitResponse, Status> {
         request::validate(&call)?;
         let files = self.files.as_ref();
         request::make_decidable(&mut call, &self.app, files.is_some());
@@ -124,7 +145,15 @@ impl RateLimitHandler {
             let decisions = self.app.call(caller.clone()).apply(None, requests, None).await;
             removed_meanwhile(&decisions).map(|()| decisions)
         };
-        let first = decide(&requests[batch.step(0)]).await?;
+        let first = match turn {
+            Some(turn) => {
+                let call = self.app.call(caller.clone());
+                let decisions = call.apply_in_turn(None, &requests[batch.step(0)], None, turn).await;
+                removed_meanwhile(&decisions)?;
+                decisions
+            }
+            None => decide(&requests[batch.step(0)]).await?,
+        };
         let peeks: Requests<'_>;
         let mut more = Vec::new();
         if batch.steps() > 1 && (is_shadow || !first.is_denied()) {
@@ -210,6 +239,21 @@ fn removed_meanwhile(decisions: &Decisions<'_>) -> Result<(), Status> {
     Err(Status::unavailable(format!("{error}; the limits are being reloaded, retry the call")))
 }
 
+/// A `grpc-timeout`: up to eight digits, and a unit (gRPC over HTTP/2).
+fn timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     //! Calls through the handler, on a memory store with a manual clock.
@@ -281,7 +325,7 @@ mod tests {
         let descriptors = keys.iter().map(descriptor).collect();
         let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
         let caller = handler.app.observer().caller(Protocol::Grpc, &HeaderMap::new());
-        handler.answer(call, &caller).await.unwrap()
+        handler.answer(call, &caller, None).await.unwrap()
     }
 
     fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {

@@ -71,7 +71,8 @@ async fn decide(State(handler): State<Arc<RateLimitHandler>>, request: Request) 
     {
         return problem.into_response();
     }
-    let mut response = match handler.answer(call, &caller).await {
+    let turn = handler.turn(&head.headers, Connection::of(&head.extensions));
+    let mut response = match handler.answer(call, &caller, turn).await {
         Ok(response) => response,
         Err(status) => {
             log_limited!(DEBUG, None, %status, "rejected a call of /json");

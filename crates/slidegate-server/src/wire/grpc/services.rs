@@ -136,6 +136,7 @@ impl GrpcServices {
             return status.into_http();
         }
         let caller = &app.observer().caller(Protocol::Grpc, request.headers());
+        let turn = handler.turn(request.headers(), connection);
         let request = message_of(request, calls);
         let answer = async move |mut call: RateLimitRequest| {
             if has_refund(&call)
@@ -144,9 +145,9 @@ impl GrpcServices {
             {
                 return Err(status);
             }
-            handler.answer(call, caller).await
+            handler.answer(call, caller, turn).await
         };
-        unary(request, MAX_MESSAGE_BYTES, |call| app.complete(answer(call))).await
+        unary(request, MAX_MESSAGE_BYTES, |call| app.complete(turn.is_some(), answer(call))).await
     }
 
     /// Counts a malformed rate-limit call.

@@ -181,11 +181,11 @@ struct OutcomeBody<'a> {
     #[schemars(extend("enum" = ["store", "cached", "leased", "local", "allow", "deny", null]))]
     source: Option<&'static str>,
     /// Why it is denied: the cost exceeds what remains; the key is blocked; the key has the maximum of open
-    /// reservations; the store has no room for more; or the shared store is unavailable and the policy denies in that
+    /// reservations; the store has no room for more; as many calls wait as may; or the shared store is unavailable and the policy denies in that
     /// case. Absent if allowed.
     #[schemars(
         with = "String",
-        extend("enum" = ["over_limit", "blocked", "too_many_holds", "store_full", "store_unavailable"])
+        extend("enum" = ["over_limit", "blocked", "too_many_holds", "store_full", "queue_full", "store_unavailable"])
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,

@@ -11,9 +11,11 @@ use axum::routing::{MethodRouter, post};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Error;
+use slidegate::acquire::Patience;
 use slidegate::reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket};
 use slidegate_http::headers::secs_ceil;
 
+use super::acquire::{applied, preferred_wait};
 use super::answer::{self, MAX_TICKETS, ReservationRequest};
 use super::cost::Cost;
 use super::idempotency;
@@ -21,6 +23,7 @@ use super::reply::{AppAnswer, AppState, JSON, call, ok, status_of, undecided};
 use super::request::{MAX_BODY, ReserveBody, parse_ttl};
 use super::text::{Text, Ttl};
 use crate::engine::App;
+use crate::engine::decide::TurnTerms;
 use crate::engine::ticket_change::{TicketChange, TicketChanged};
 use crate::listener::Connection;
 use crate::wire::fields::{self, NO_STORE};
@@ -103,10 +106,17 @@ async fn reserve(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer 
     let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
     let request = ask.request(&app)?;
     let options = HoldOptions { ttl, id: id.as_deref() };
-    let reserved = call
-        .reserve(std::slice::from_ref(&request), options)
-        .await
-        .map_err(|error| Problem::field("ttl", error.to_string()))?;
+    let requests = std::slice::from_ref(&request);
+    let wait = preferred_wait(&headers);
+    let reserved = match wait {
+        Some(wait) => {
+            let client = Connection::of(&head.extensions);
+            call.reserve_in_turn(requests, options, TurnTerms { patience: Patience::AtMost(wait), client })
+                .await
+        }
+        None => call.reserve(requests, options).await,
+    };
+    let reserved = reserved.map_err(|error| Problem::field("ttl", error.to_string()))?;
     if let Some(error) = reserved.decisions().error() {
         return Err(undecided(&error));
     }
@@ -119,6 +129,9 @@ async fn reserve(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer 
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, media_type);
     fields::insert(headers, &app.headers, reserved.decisions());
+    if let Some(wait) = wait {
+        applied(headers, wait);
+    }
     Ok(response)
 }
 

@@ -94,7 +94,7 @@ impl<'a> ReserveBody<'a> {
     pub(super) fn into_parts(self) -> Result<(RequestBody<'a>, Option<Duration>), Problem> {
         let Self { attributes, cost, policy, ttl } = self;
         let ttl = ttl.as_ref().map(parse_ttl);
-        Ok((RequestBody { attributes, cost, policy, prefix: in_body() }, ttl.transpose()?))
+        Ok((RequestBody::new(attributes, cost, policy), ttl.transpose()?))
     }
 }
 
@@ -108,6 +108,11 @@ pub(super) fn parse_ttl(Ttl(text): &Ttl<'_>) -> Result<Duration, Problem> {
 }
 
 impl<'a> RequestBody<'a> {
+    /// The request of another body.
+    pub(super) fn new(attributes: Attributes<'a>, cost: Option<Cost<'a>>, policy: Option<Text<'a>>) -> Self {
+        Self { attributes, cost, policy, prefix: in_body() }
+    }
+
     /// Parses a query string: every pair is an attribute, except `cost` and `policy`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
         let query::RequestQuery { attributes, cost, policy } = query::request(query)?;

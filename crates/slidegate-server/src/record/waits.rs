@@ -1,0 +1,137 @@
+//! Calls that wait for their turn: how many may, how many do, for how long, and what becomes of them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use slidegate::shares::Shares;
+
+use super::histogram::Histogram;
+use crate::listener::Connection;
+use crate::log_limit::group_key;
+
+/// Maximum calls that wait, each with its connection. A client may have as many as are free, so at most half.
+pub(crate) const MAX_WAITING: usize = 16_384;
+/// Microseconds per unit of the histogram, whose bounds are then 1 ms to 250 s.
+const UNIT_US: u64 = 1000;
+
+/// A client: an address or network. `None` on a Unix socket.
+type Owner = Option<[u8; 16]>;
+
+#[derive(Debug)]
+pub(crate) struct Waits {
+    waiting: Mutex<Waiting>,
+    /// By [`TurnOutcome`].
+    outcomes: [AtomicU64; TurnOutcome::ALL.len()],
+    /// How long calls waited for the turns that they got.
+    pub(crate) time: Histogram,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    shares: Shares<Owner>,
+    /// Since when each has been waiting, oldest first.
+    since: BTreeMap<u64, Instant>,
+    next: u64,
+}
+
+/// What becomes of a call that may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TurnOutcome {
+    /// It was admitted, perhaps at once.
+    Turn,
+    /// There is no turn in time.
+    Late,
+    /// As many wait as may.
+    Full,
+    /// The client has gone.
+    Gone,
+}
+
+impl TurnOutcome {
+    pub(crate) const ALL: [Self; 4] = [Self::Turn, Self::Late, Self::Full, Self::Gone];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Turn => "turn",
+            Self::Late => "late",
+            Self::Full => "full",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Waits {
+    pub(super) fn new(copies: usize) -> Self {
+        let waiting = Waiting { shares: Shares::new(MAX_WAITING), since: BTreeMap::new(), next: 0 };
+        Self {
+            waiting: Mutex::new(waiting),
+            outcomes: Default::default(),
+            time: Histogram::with_unit(copies, UNIT_US),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a call of this client. `None` if the client has as many as are free.
+    pub(crate) fn enter(&self, client: Connection) -> Option<WaitingCall<'_>> {
+        let owner = client.peer.map(group_key);
+        let (mut waiting, since) = (self.lock(), Instant::now());
+        if !waiting.shares.take(&owner, 1) {
+            self.count(TurnOutcome::Full);
+            return None;
+        }
+        let id = waiting.next;
+        waiting.next += 1;
+        waiting.since.insert(id, since);
+        Some(WaitingCall { waits: self, owner, id, since, outcome: TurnOutcome::Gone })
+    }
+
+    /// How many calls wait, and for how long the oldest has.
+    pub(crate) fn now(&self) -> (usize, Duration) {
+        let waiting = self.lock();
+        let oldest = waiting.since.first_key_value().map(|(_, since)| since.elapsed());
+        (waiting.since.len(), oldest.unwrap_or_default())
+    }
+
+    /// How many calls came to this.
+    pub(crate) fn count_of(&self, outcome: TurnOutcome) -> u64 {
+        self.outcomes[outcome as usize].load(Relaxed)
+    }
+
+    fn count(&self, outcome: TurnOutcome) {
+        self.outcomes[outcome as usize].fetch_add(1, Relaxed);
+    }
+}
+
+/// A call that may be waiting. Dropping it frees its place.
+#[derive(Debug)]
+pub(crate) struct WaitingCall<'w> {
+    waits: &'w Waits,
+    owner: Owner,
+    id: u64,
+    since: Instant,
+    outcome: TurnOutcome,
+}
+
+impl WaitingCall<'_> {
+    /// The call has its answer.
+    pub(crate) fn end(mut self, outcome: TurnOutcome) {
+        if outcome == TurnOutcome::Turn {
+            self.waits.time.add(self.since.elapsed(), 1);
+        }
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for WaitingCall<'_> {
+    fn drop(&mut self) {
+        self.waits.count(self.outcome);
+        let mut waiting = self.waits.lock();
+        waiting.since.remove(&self.id);
+        waiting.shares.give_back(&self.owner, 1);
+    }
+}
