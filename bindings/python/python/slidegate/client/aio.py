@@ -80,10 +80,11 @@ class AsyncClient(Turns[Mapping[str, str]]):
         *,
         cost: Cost | None = None,
         policy: str | None = None,
+        idempotency_key: str | None = None,
         timeout: float = DEFAULT_WAIT,
     ) -> Decision:
         """Cancelled, it loses its place in the queue."""
-        return await self._run(self._calls.decide("/v1/acquire", attributes, cost, policy, wait=timeout))
+        return await self._run(self._calls.decide("/v1/acquire", attributes, cost, policy, idempotency_key, timeout))
 
     async def peek(
         self, attributes: Mapping[str, str], *, cost: Cost | None = None, policy: str | None = None
@@ -119,6 +120,21 @@ class AsyncClient(Turns[Mapping[str, str]]):
         idempotency_key: str | None = None,
     ) -> AsyncReservation:
         steps = self._calls.reserve(attributes, cost, policy, ttl, idempotency_key)
+        decision, ticket, lasts = await self._run(steps)
+        return AsyncReservation(decision, ticket, lasts, self._change)
+
+    async def acquire_reservation(
+        self,
+        attributes: Mapping[str, str],
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> AsyncReservation:
+        """As `reserve`, but waits for its turn as `acquire` does, for whole seconds: `timeout` is rounded up."""
+        steps = self._calls.reserve(attributes, cost, policy, ttl, idempotency_key, timeout)
         decision, ticket, lasts = await self._run(steps)
         return AsyncReservation(decision, ticket, lasts, self._change)
 

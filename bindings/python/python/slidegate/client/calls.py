@@ -7,6 +7,7 @@ for threads and for asyncio run the same ones.
 from __future__ import annotations
 
 import json
+import math
 import random
 import ssl
 import time
@@ -190,11 +191,17 @@ class Calls:
         policy: str | None,
         ttl: timedelta | None,
         idempotency_key: str | None,
+        wait: float | None = None,
     ) -> Steps[tuple[Decision, str | None, float]]:
         """A reservation: its decision, its ticket and the seconds that it lasts."""
         try:
             body = _request(attributes, cost, policy) | _ttl(ttl)
-            reply = yield self._post("/v1/reserve", body, idempotency_key=idempotency_key)
+            extra = ""
+            if wait is not None:
+                # The field has whole seconds.
+                wait = math.ceil(min(seconds(wait), MAX_WAIT))
+                extra = f"Prefer: wait={wait}\r\n"
+            reply = yield self._post("/v1/reserve", body, idempotency_key=idempotency_key, wait=wait, extra=extra)
             decision, members = _decision(reply)
         except SlidegateError as error:
             return self._failed(error), None, 0.0
@@ -316,18 +323,18 @@ class Calls:
         is_batch: bool = False,
         timeout: float | None = None,
         wait: float | None = None,
+        extra: str = "",
     ) -> Exchange:
         data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         most = MAX_BATCH_BYTES if is_batch else MAX_BODY_BYTES
         if len(data) > most:
             # The service would close the connection, which looks like an outage.
             raise _invalid(f"the request has {len(data)} bytes: must be at most {most}", field="attributes")
-        extra = ""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= 128 or not all("!" <= char <= "~" for char in idempotency_key):
                 text = "invalid idempotency key: must be 1 to 128 visible ASCII characters"
                 raise _invalid(text, field="Idempotency-Key")
-            extra = f"Idempotency-Key: {idempotency_key}\r\n"
+            extra += f"Idempotency-Key: {idempotency_key}\r\n"
         most_read = MAX_BATCH_ANSWER_BYTES if is_batch else MAX_ANSWER_BYTES
         exchange = self._exchange("POST", path, data, extra, most_read, (timeout or self.timeout) + (wait or 0))
         return exchange if wait is None else replace(exchange, is_waiting=True)

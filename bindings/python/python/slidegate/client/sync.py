@@ -88,11 +88,12 @@ class Client(Turns[Mapping[str, str]]):
         *,
         cost: Cost | None = None,
         policy: str | None = None,
+        idempotency_key: str | None = None,
         timeout: float = DEFAULT_WAIT,
     ) -> Decision:
         """As `check`, but waits for its turn up to `timeout` seconds, at most 60: first come, first served for each
         key. It is denied if there is no turn in time, as soon as that is certain, and charged only if it is allowed."""
-        return self._run(self._calls.decide("/v1/acquire", attributes, cost, policy, wait=timeout))
+        return self._run(self._calls.decide("/v1/acquire", attributes, cost, policy, idempotency_key, timeout))
 
     def peek(self, attributes: Mapping[str, str], *, cost: Cost | None = None, policy: str | None = None) -> Decision:
         """Decides a request without charging it."""
@@ -134,6 +135,21 @@ class Client(Turns[Mapping[str, str]]):
     ) -> Reservation:
         """Decides a request, and holds its cost if it is allowed, for `ttl` unless it is settled or extended."""
         decision, ticket, lasts = self._run(self._calls.reserve(attributes, cost, policy, ttl, idempotency_key))
+        return Reservation(decision, ticket, lasts, self._change)
+
+    def acquire_reservation(
+        self,
+        attributes: Mapping[str, str],
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Reservation:
+        """As `reserve`, but waits for its turn as `acquire` does, for whole seconds: `timeout` is rounded up."""
+        steps = self._calls.reserve(attributes, cost, policy, ttl, idempotency_key, timeout)
+        decision, ticket, lasts = self._run(steps)
         return Reservation(decision, ticket, lasts, self._change)
 
     def settle(self, ticket: str, cost: Cost) -> Settlement:
