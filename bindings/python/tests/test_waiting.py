@@ -32,7 +32,7 @@ class Row:
     window, longest = "1h", 4 * 3600.0
 
     def __init__(self, request, is_async):
-        self.request, self.is_async = request, is_async
+        self.request, self.is_async, self.limit = request, is_async, None
         self.loop = uvloop.new_event_loop() if is_async else None
         if is_async:
             threading.Thread(target=self.loop.run_forever, daemon=True).start()
@@ -80,7 +80,7 @@ class Row:
         return self.limit.waiting
 
     def close(self):
-        while self.waiting():
+        while self.limit is not None and self.waiting():
             self.call("reset", ALICE)
         self.end()
 
@@ -96,9 +96,12 @@ class Memory(Row):
 
 
 class Shared(Row):
+    def __init__(self, request, is_async):
+        super().__init__(request, is_async)
+        self.redis = request.getfixturevalue("redis")
+
     def _make(self, policies, **options):
-        url = self.request.getfixturevalue("redis").url
-        return SharedGate(url, policies, deadline=PATIENT, connect_timeout=PATIENT, **options)
+        return SharedGate(self.redis.url, policies, deadline=PATIENT, connect_timeout=PATIENT, **options)
 
 
 class Served(Row):
@@ -116,7 +119,8 @@ class Served(Row):
         return -(-behind // timedelta(seconds=15)) - 1
 
     def close(self):
-        self.service.stop()
+        if self.limit is not None:
+            self.service.stop()
         self.end()
 
 
@@ -179,12 +183,12 @@ def test_who_cannot_be_served_in_time_is_denied_at_once(row):
     assert (denied.allowed, denied.reason, denied.status) == (False, "over_limit", 429)
     window = timedelta(hours=1) if row.window == "1h" else timedelta(seconds=15)
     assert window * 0.5 < denied.retry_after <= window
+    never = row.acquire(cost=2).result(SOON)
+    assert never.reason == "over_limit" and never.retry_after is None
     row.queue(1)
     behind = row.acquire(timeout=window.total_seconds()).result(SOON)
     assert behind.reason == "over_limit" and behind.retry_after > window
     assert dict(behind.headers)["retry-after"] and behind.problem["status"] == 429
-    never = row.acquire(cost=2).result(SOON)
-    assert never.reason == "over_limit" and never.retry_after is None
     assert row.used() == 1
 
 
@@ -333,16 +337,16 @@ def test_a_block_holds_its_place_until_it_ends(kind, request):
         async with gate.turn(ALICE, timeout=60):
             running.append(number)
             assert held() == 1
-            if number == 0:
+            if len(running) == 1:
                 await asyncio.sleep(1.5)  # longer than the lease
-                assert running == [0]
+                assert len(running) == 1
             raise ZeroDivisionError
 
     async def main():
         return await asyncio.gather(*(job(number) for number in range(3)), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(main())] == [ZeroDivisionError] * 3
-    assert running == [0, 1, 2] and held() == 0
+    assert sorted(running) == [0, 1, 2] and held() == 0
     with gate.turn(ALICE, timeout=0):
         assert held() == 1
     assert held() == 0

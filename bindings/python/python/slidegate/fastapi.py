@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
-from starlette.requests import ClientDisconnect
 
 from ._middleware import PROBLEM_HEADERS, Inbox, Rule, problem_body, require_async
 from .decision import Decision
@@ -60,7 +59,7 @@ def rate_limit(limit: Any, **options: Any) -> Callable[[Request, Response], Awai
             request._receive = inbox.receive
         decision: Decision | None = await rule.ask_async("check", asked, inbox)
         if decision is None:
-            raise ClientDisconnect
+            raise HTTPException(499, "The client has disconnected.")  # nobody gets it
         if not decision.allowed:
             raise Denied(decision)
         response.headers.update(dict(decision.headers))
