@@ -95,6 +95,11 @@ pub(super) fn id_in_ticket(key: &[u8]) -> TicketKeyBytes {
     HeldKey::read(key).map_or_else(TicketKeyBytes::new, |key| Names::untagged(key.name).into())
 }
 
+/// The name of the key of a change.
+pub(super) fn name(change: &HoldCall<'_>) -> Option<Vec<u8>> {
+    HeldKey::read(change.key).map(|key| key.name.to_vec())
+}
+
 /// A change of the hold on one key, by its name.
 #[derive(Clone)]
 struct NamedChange {

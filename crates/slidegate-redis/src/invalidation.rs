@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use redis::Cmd;
 use redis_once::{Client, Connector};
-use slidegate::internal::jitter;
+use slidegate::internal::{instant, jitter};
+use slidegate::store::{OnFreed, Watch};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::denial_cache::DenialCache;
 use crate::leases::Leases;
+use crate::waiters::Waiters;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
@@ -23,8 +25,14 @@ const CONTROL_DOCUMENT: &str = ":control";
 /// Follows the publisher's id in messages that say which keys were reset: then come their names in hexadecimal digits,
 /// each after a colon. Instances of earlier releases clear their cache.
 const KEYS: &str = ":keys";
+/// Follows the publisher's id where cost of keys was freed, with their names as after [`KEYS`].
+const FREED: &str = ":freed";
+/// Follows the publisher's id where it waits for cost of keys, with their names as after [`KEYS`].
+const WAITS: &str = ":waits";
 /// The most names in a message. More are all keys.
 const MAX_KEYS: usize = 64;
+/// The longest that an announcement may take.
+const ANNOUNCED_WITHIN: Duration = Duration::from_secs(1);
 /// Interval of pings on an idle connection. A dead connection is noticed within two intervals.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The shortest and longest pause before subscribing again.
@@ -36,6 +44,7 @@ pub(crate) struct Denials {
     client: Arc<Client>,
     pub(super) cache: DenialCache,
     pub(super) leases: Arc<Leases>,
+    pub(super) waiters: Arc<Waiters>,
     /// Whether denials are cached, not only peeks at blocked keys.
     are_cached: bool,
     /// The id of this instance, so that it ignores its own messages and is counted once. Random.
@@ -53,6 +62,7 @@ impl Denials {
             client,
             cache: DenialCache::default(),
             leases: Arc::new(Leases::new(&instance)),
+            waiters: Arc::default(),
             are_cached,
             instance,
             control_document_changed: Notify::new(),
@@ -81,16 +91,55 @@ impl Denials {
         self.cache.clear();
         self.leases.end(names);
         if self.are_cached || self.is_subscribing.load(Ordering::Relaxed) {
-            let mut message = self.instance.clone();
-            if let Some(names) = names.filter(|names| names.len() <= MAX_KEYS) {
-                message += KEYS;
-                for name in names {
-                    message.push(':');
-                    message.extend(name.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(digit));
-                }
-            }
+            let message = match names.filter(|names| names.len() <= MAX_KEYS) {
+                Some(names) => self.message(KEYS, names),
+                None => self.instance.clone(),
+            };
             self.publish(message, deadline).await;
         }
+    }
+
+    /// Clears the cached denials of all connected instances, and wakes their waiters, because cost of the keys with these
+    /// names was refunded.
+    pub(super) async fn refunded(&self, names: &[Vec<u8>], deadline: Instant) {
+        self.cache.clear();
+        if self.are_cached || self.is_subscribing.load(Ordering::Relaxed) {
+            for names in names.chunks(MAX_KEYS) {
+                self.publish(self.message(FREED, names), deadline).await;
+            }
+        }
+    }
+
+    /// Wakes the waiters of other instances, because reservations of the keys with these names were settled.
+    pub(super) fn settled(self: &Arc<Self>, names: impl IntoIterator<Item = Vec<u8>>, deadline: Instant) {
+        let names = self.waiters.of_others(names);
+        if !names.is_empty() {
+            let denials = Arc::clone(self);
+            tokio::spawn(async move {
+                for names in names.chunks(MAX_KEYS) {
+                    denials.publish(denials.message(FREED, names), deadline).await;
+                }
+            });
+        }
+    }
+
+    /// Watches a key, and says to the other instances that this one waits for it. Needs a tokio runtime.
+    pub(super) fn watch(self: &Arc<Self>, name: Vec<u8>, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        self.listen();
+        let watch = self.waiters.watch(name, on_freed)?;
+        if !self.waiters.is_announcing.swap(true, Ordering::SeqCst) {
+            tokio::spawn(announce(Arc::downgrade(self)));
+        }
+        Some(watch)
+    }
+
+    fn message(&self, what: &str, names: &[Vec<u8>]) -> String {
+        let mut message = format!("{}{what}", self.instance);
+        for name in names {
+            message.push(':');
+            message.extend(name.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(digit));
+        }
+        message
     }
 
     /// Like [`invalidate`](Self::invalidate), because the control document was replaced, which may
@@ -115,8 +164,17 @@ impl Denials {
 
     fn receive(&self, message: &[u8]) {
         if !message.starts_with(self.instance.as_bytes()) {
+            if let Some(names) = names_in(message, WAITS) {
+                let instance = String::from_utf8_lossy(&message[..message.len().min(self.instance.len())]);
+                return self.waiters.note(&instance, names);
+            }
             self.cache.clear();
-            self.leases.end(keys_in(message).as_deref());
+            if let Some(names) = names_in(message, FREED) {
+                return self.waiters.freed(Some(&names));
+            }
+            let names = names_in(message, KEYS);
+            self.leases.end(names.as_deref());
+            self.waiters.freed(names.as_deref().filter(|names| !names.is_empty()));
             if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
                 self.control_document_changed.notify_one();
             }
@@ -128,9 +186,20 @@ fn digit(number: u8) -> char {
     char::from_digit(number.into(), 16).unwrap_or('0')
 }
 
-/// The names of the keys that were reset. `None` if any may have been.
-fn keys_in(message: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let (_, names) = std::str::from_utf8(message).ok()?.split_once(KEYS)?;
+/// Announces the keys that this process waits for, while it does.
+async fn announce(denials: Weak<Denials>) {
+    let Some(waiters) = denials.upgrade().map(|denials| Arc::clone(&denials.waiters)) else { return };
+    while let Some(names) = waiters.next().await {
+        let Some(denials) = denials.upgrade() else { return };
+        for names in names.chunks(MAX_KEYS) {
+            denials.publish(denials.message(WAITS, names), instant() + ANNOUNCED_WITHIN).await;
+        }
+    }
+}
+
+/// The names in a message that says this of keys. `None` if it says something else, or does not say of which.
+fn names_in(message: &[u8], what: &str) -> Option<Vec<Vec<u8>>> {
+    let (_, names) = std::str::from_utf8(message).ok()?.split_once(what)?;
     let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
     let name = |name: &str| name.as_bytes().chunks(2).map(byte).collect();
     names.split(':').skip(1).map(name).collect()
@@ -202,7 +271,7 @@ mod tests {
 
     #[test]
     fn messages_say_which_keys_were_reset() {
-        let keys = |message: &str| keys_in(message.as_bytes());
+        let keys = |message: &str| names_in(message.as_bytes(), KEYS);
         assert_eq!(keys("00ff"), None, "any: also as earlier releases say it");
         assert_eq!(keys("00ff:control"), None);
         assert_eq!(keys("00ff:keys"), Some(Vec::new()));

@@ -25,6 +25,7 @@ mod service;
 mod spread;
 mod store;
 mod ticket_secret;
+mod waiters;
 
 pub use admin::servers::ServerInfo;
 pub use options::RedisOptions;

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use redis_once::{Client, Executed, Failure, LastFailure, slot};
-use slidegate::internal::{ResetCounts, instant};
+use slidegate::internal::{HoldChange, ResetCounts, instant};
 use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::store::{
-    Charge, DecideError, HeldCharge, HoldAnswer, HoldCall, KeyInspection, PolicyReset, ResetCursor,
-    SharedHoldStore, SharedStore, StoreFailure, TicketKeyBytes, TicketSecret,
+    Charge, DecideError, HeldCharge, HoldAnswer, HoldCall, KeyInspection, OnFreed, PolicyReset, ResetCursor,
+    SharedHoldStore, SharedStore, StoreFailure, TicketKeyBytes, TicketSecret, Watch,
 };
 use slidegate::{Error, Key, Quota, verb::Verb};
 use smallvec::SmallVec;
@@ -211,7 +211,7 @@ impl SharedStore for RedisStore {
             denials.cache.release(&subject.name, instant());
         }
         if is_refund {
-            denials.invalidate(Some(&[]), deadline).await;
+            denials.refunded(&subjects.keys(), deadline).await;
         }
         decided
     }
@@ -231,6 +231,10 @@ impl SharedStore for RedisStore {
         let answers = answers.map_err(undecided)?.into_iter().next().unwrap_or_default();
         self.last_quotas.note(&self.calls, charges, &subjects, &answers);
         Ok(answers)
+    }
+
+    fn watch(&self, charge: &Charge<'_>, on_freed: OnFreed) -> Option<Box<dyn Watch>> {
+        self.calls.denials.watch(self.options.names.name(&charge.key), on_freed)
     }
 
     async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
@@ -334,6 +338,14 @@ impl SharedHoldStore for RedisStore {
             return Ok(None);
         }
         let mut answers = holds::change(&self.calls, changes).await.map_err(store_failure)?;
+        let freed = changes.iter().zip(&answers).filter(|(call, answer)| {
+            let frees = !matches!(
+                call.change,
+                HoldChange::Settle { ttl_us: Some(_), .. } | HoldChange::Extend { total: None, .. }
+            );
+            frees && answer.status == HoldStatus::Changed
+        });
+        self.calls.denials.settled(freed.filter_map(|(call, _)| holds::name(call)), self.calls.deadline());
         let is_settled = |one: &HoldAnswer| one.status == HoldStatus::AlreadySettled;
         if answers.iter().any(is_settled)
             && self.tickets.has_lost(&self.calls, ticket).await.map_err(store_failure)?

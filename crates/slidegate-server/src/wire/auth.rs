@@ -10,11 +10,13 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use slidegate::acquire::Patience;
+use slidegate::clock::parse_window;
 use slidegate::{
     request_path::{normalized_host, normalized_path},
     verb::Verb,
@@ -38,6 +40,9 @@ pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
 
 /// The header with the client's status, for proxies that accept only 403.
 const STATUS: HeaderName = HeaderName::from_static("slidegate-status");
+
+/// The header with the longest wait that the proxy allows, below its own timeout.
+const WAIT: HeaderName = HeaderName::from_static("slidegate-max-wait");
 
 /// Handles auth requests.
 pub(super) struct AuthHandler {
@@ -116,7 +121,7 @@ impl AuthHandler {
         }
         let requests = std::slice::from_ref(&request);
         let decisions = if waits {
-            let turn = TurnTerms { patience: Patience::OfPolicies(MAX_WAIT), client };
+            let turn = TurnTerms { patience: Patience::OfPolicies(max_wait(headers)), client };
             call.apply_in_turn(Some(Verb::Check), requests, None, turn).await
         } else {
             call.apply(Some(Verb::Check), requests, None).await
@@ -193,6 +198,14 @@ fn client_of(rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Op
         "the client address that a proxy forwards cannot be read; such clients count as one, `unknown`"
     );
     None
+}
+
+/// How long the proxy lets its request wait: it takes longer answers for none, and may then let the request pass.
+/// Unreadable values are no wait.
+fn max_wait(headers: &HeaderMap) -> Duration {
+    let Some(value) = headers.get(WAIT) else { return MAX_WAIT };
+    let wait = value.to_str().ok().and_then(|text| parse_window(text).ok());
+    wait.map_or(Duration::ZERO, |wait| wait.min(MAX_WAIT))
 }
 
 /// The only value of a header; `None` if it is absent or empty.

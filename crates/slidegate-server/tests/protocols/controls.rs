@@ -37,9 +37,12 @@ path          | none     | block    | unblock  | override lowered | override rai
 check         | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 check by GET  | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 batch         | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
+acquire       | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
+check waiting | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 auth caddy    | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 auth nginx    | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 RL.CHECK      | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | error
+RL.ACQUIRE    | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | error
 RL.REQUEST    | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 CL.THROTTLE   | allowed  | denied   | allowed  | refused          | refused         | refused          | refused       | refused      | refused  | allowed
 THROTTLE      | allowed  | denied   | allowed  | refused          | refused         | refused          | refused       | refused      | refused  | allowed
@@ -218,6 +221,12 @@ impl Instance {
         };
         match *path {
             "check" => of_status(self.post("/v1/check", &one, "").0).to_owned(),
+            "acquire" => {
+                let mut waiting = one.clone();
+                waiting["timeout_ms"] = json!(0);
+                of_status(self.post("/v1/acquire", &waiting, "").0).to_owned()
+            }
+            "check waiting" => of_status(self.post("/v1/check", &one, "prefer: wait=0\r\n").0).to_owned(),
             "check by GET" => get(&format!("/v1/check?user={key}")).to_owned(),
             "batch" => {
                 let (status, answer) = self.post("/v1/check/batch", &json!({ "requests": [one] }), "");
@@ -227,6 +236,9 @@ impl Instance {
             "auth caddy" => get(&format!("/v1/auth/caddy?user={key}")).to_owned(),
             "auth nginx" => get(&format!("/v1/auth/nginx?user={key}")).to_owned(),
             "RL.CHECK" => of_reply(self.command(&format!("RL.CHECK {POLICY} {key}")), 1).to_owned(),
+            "RL.ACQUIRE" => {
+                of_reply(self.command(&format!("RL.ACQUIRE {POLICY} {key} TIMEOUT 0")), 1).to_owned()
+            }
             "RL.REQUEST" => of_reply(self.command(&format!("RL.REQUEST user {key}")), 1).to_owned(),
             "CL.THROTTLE" => of_reply(self.command(&format!("CL.THROTTLE {key} 99 100 3600")), 0).to_owned(),
             "THROTTLE" => of_reply(self.command(&format!("THROTTLE {key} 99 100 3600")), 1).to_owned(),

@@ -6,3 +6,4 @@ mod controls;
 mod drain;
 mod resp;
 mod rls;
+mod waiting;

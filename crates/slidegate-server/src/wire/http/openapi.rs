@@ -8,6 +8,7 @@ use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
+use super::acquire::AcquireBody;
 use super::answer::{Answer, ChangeAnswer, Extended, OverLimit, ProblemMembers, TicketMembers};
 use super::holds::{CancelBody, ExtendBody, SettleBody};
 use super::request::{BatchBody, RequestBody, ReserveBody};
@@ -28,7 +29,15 @@ use crate::wire::problem::Members;
 
 /// What requests have in their bodies.
 type Requests<'a> = (
-    (RequestBody<'a>, BatchBody<'a>, ReserveBody<'a>, SettleBody<'a>, ExtendBody<'a>, CancelBody<'a>),
+    (
+        RequestBody<'a>,
+        BatchBody<'a>,
+        ReserveBody<'a>,
+        AcquireBody<'a>,
+        SettleBody<'a>,
+        ExtendBody<'a>,
+        CancelBody<'a>,
+    ),
     (ResetStep, KeyAction),
 );
 /// What responses have in their bodies, problems first.
@@ -110,7 +119,10 @@ fn routes() -> Vec<Route> {
         route("GET /v1/check", "checkByQuery", "Decide a request and charge it if allowed, for curl")
             .takes("QueryAttributes QueryPolicy QueryCost IdempotencyKey").named(&[DECIDED, "InvalidRequest", TOKEN]),
         route("POST /v1/check", "check", "Decide a request and charge it if allowed")
-            .takes("IdempotencyKey").reads("Request").named(&[DECIDED, BODY, TOKEN]),
+            .takes("IdempotencyKey PreferWait").reads("Request").named(&[DECIDED, BODY, TOKEN]),
+        route("POST /v1/acquire", "acquire", "Decide a request in its turn: wait until it is allowed")
+            .about("A request that cannot be allowed in time is denied at once. Nothing is charged while it waits; closing the connection ends the wait.")
+            .takes("IdempotencyKey").reads("AcquireRequest").named(&[DECIDED, BODY, TOKEN]),
         route("POST /v1/check/batch", "checkBatch", "Decide up to 1000 requests in order")
             .about("If one of the requests is invalid, none is decided.")
             .reads("Batch").responds(200, "Every decision, denials included.", "BatchAnswer").named(&[BODY, TOKENS]),
@@ -119,7 +131,7 @@ fn routes() -> Vec<Route> {
             .responds(503, "The shared store is unavailable, and the policy has `on_store_error: deny`.", "Denial")
             .named(&[BODY, TOKENS]),
         route("POST /v1/reserve", "reserve", "Decide a request and hold its cost if allowed")
-            .takes("ReservationKey").reads("ReserveRequest")
+            .takes("ReservationKey PreferWait").reads("ReserveRequest")
             .responds(200, "Allowed; its cost is held.", "Reserved").with(LIMITS)
             .responds(429, "Denied, and nothing is held or charged; or too many wrong tokens from this address.", "ReserveDenial | Problem").with(DENIAL)
             .named(&[BODY, TOKEN, "DeniedWithoutStore"]),
@@ -228,6 +240,7 @@ fn parameters() -> Value {
         ("QueryCost", "cost", "query", cost, "The cost of the request."),
         ("IdempotencyKey", "Idempotency-Key", "header", id(), "An id of this check, for example a UUID. A repetition with the same id, attributes and cost, within the longest window of its policies, returns the first response again and is charged once. Denials are decided again. Other requests with the header are rejected."),
         ("ReservationKey", "Idempotency-Key", "header", id(), "An id of this reservation, for example a UUID. A repetition with the same id, attributes and cost, within the longest window of its policies and its lifetime, returns the first response and ticket again and holds nothing more. It is an id of the caller: for another token or, without one, another address, it is another reservation. Denials are decided again."),
+        ("PreferWait", "Prefer", "header", text(), "`wait=5`: wait for a turn, for at most so many seconds and a minute (RFC 7240), instead of being denied at once. The response has `Preference-Applied`."),
         ("Proxy", "proxy", "path", text(), "`nginx`, `caddy`, `traefik`, or a name of `auth.proxies`."),
         ("PolicyName", "name", "path", text(), "The name of the policy."),
         ("Policy", "policy", "path", text(), "The name of the policy."),

@@ -29,6 +29,8 @@ pub(super) enum Step<'b> {
     Reset(Box<Request<'b>>),
     /// Reserve, or change a reservation. Boxed for the same reason.
     Hold(Box<HoldCommand<'b>>),
+    /// Wait for the turn of the command with these arguments. Copied, as the connection reads on meanwhile.
+    Wait(Vec<Vec<u8>>),
     /// Execute the commands of a transaction and reply with an array of their replies.
     Execute(Box<Transaction>),
 }

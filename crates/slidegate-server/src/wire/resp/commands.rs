@@ -6,6 +6,7 @@ use super::frame::MAX_ARGUMENTS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Name {
     Check,
+    Acquire,
     Request,
     Refund,
     Reset,
@@ -50,16 +51,18 @@ pub(super) struct CommandSpec {
 const ANY: usize = MAX_ARGUMENTS;
 
 #[rustfmt::skip]
-pub(super) const COMMANDS: [CommandSpec; 25] = [
+pub(super) const COMMANDS: [CommandSpec; 26] = [
     CommandSpec { name: Name::Check, word: "RL.CHECK", syntax: "policy key [key ...] [COST n] [PEEK]", min: 2, max: ANY, key: 2,
         summary: "Checks one policy; takes one key per attribute of its scope." },
+    CommandSpec { name: Name::Acquire, word: "RL.ACQUIRE", syntax: "policy key [key ...] [COST n] [TIMEOUT ms]", min: 2, max: ANY, key: 2,
+        summary: "Checks one policy, and waits for its turn instead of being denied at once." },
     CommandSpec { name: Name::Request, word: "RL.REQUEST", syntax: "attribute value [attribute value ...] [COST n] [PEEK]",
         min: 1, max: ANY, key: 0, summary: "Checks all policies that apply; charges all of them or none." },
     CommandSpec { name: Name::Refund, word: "RL.REFUND", syntax: "policy key [key ...] [COST n]", min: 2, max: ANY, key: 2,
         summary: "Refunds cost." },
     CommandSpec { name: Name::Reset, word: "RL.RESET", syntax: "policy key [key ...]", min: 2, max: ANY, key: 2,
         summary: "Clears the usage of a key." },
-    CommandSpec { name: Name::Reserve, word: "RL.RESERVE", syntax: "policy key [key ...] [COST n] [TTL ms] [ID id]", min: 2, max: ANY, key: 2,
+    CommandSpec { name: Name::Reserve, word: "RL.RESERVE", syntax: "policy key [key ...] [COST n] [TTL ms] [ID id] [TIMEOUT ms]", min: 2, max: ANY, key: 2,
         summary: "Checks one policy and holds the cost until it is settled; returns a ticket." },
     CommandSpec { name: Name::Settle, word: "RL.SETTLE", syntax: "ticket COST n [MORE]", min: 4, max: 5, key: 0,
         summary: "Charges what a reserved request cost so far; without MORE, ends the reservation." },

@@ -4,6 +4,7 @@
 //! allocation, no task, and no lock except its key's. On a shared store, a pipeline's decisions are requested
 //! as one batch.
 
+use std::future::pending;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +16,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::batch::{Batch, Step};
-use super::dispatch;
+use super::commands::CommandSpec;
 use super::frame::{self, Frame, MAX_FRAME, ProtocolError};
 use super::reply::{Reply, RespVersion};
 use super::session::Session;
 use super::transaction::Transaction;
 use super::turn::Turn;
+use super::{dispatch, hold_arguments};
 use crate::caller::Protocol;
 use crate::engine::App;
-use crate::listener::{Part, Slot, linger};
+use crate::listener::{Connection, Part, Slot, linger};
 use crate::wire::malformed::{Flaw, Handling};
 
 /// Initial size of the read buffer: about 80 commands.
@@ -32,6 +34,9 @@ const INITIAL_BUFFER: usize = 4096;
 const KEPT_BUFFER: usize = 4 * INITIAL_BUFFER;
 /// Buffered reply bytes at which replies are written before more is decided. A single reply may be longer.
 const MAX_BUFFERED_REPLIES: usize = 64 * 1024;
+/// Maximum bytes read while a command waits for its turn. Of a client that has sent as many, it is not noticed that it
+/// hangs up until then.
+const MAX_AHEAD: usize = INITIAL_BUFFER;
 /// Maximum decisions of one connection in one batch to a shared store.
 const MAX_BATCH: usize = 256;
 /// A client that does not authenticate within this time is disconnected.
@@ -95,6 +100,7 @@ where
             Progress::Incomplete => {}
             Progress::Replied => idle_check.is_idle = false,
             Progress::Close => break,
+            Progress::Gone => return Ok(()),
         }
     }
     // The client has time to read the last reply.
@@ -125,6 +131,8 @@ enum Progress {
     Replied,
     /// The last reply is written.
     Close,
+    /// The client hung up while it waited for its turn.
+    Gone,
 }
 
 struct RespConnection<S> {
@@ -157,7 +165,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
         let policies = self.app.policies();
         let mut progress = Progress::Incomplete;
         let mut batch = Batch::new(&self.app, self.session.connection());
-        let mut at = 0;
+        let (mut at, mut ahead) = (0, Vec::new());
         let closes = loop {
             if self.out.len() >= MAX_BUFFERED_REPLIES {
                 write(&mut self.stream, &mut self.out).await?;
@@ -196,6 +204,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
             match next {
                 Next::Continue => {}
                 Next::Close => break true,
+                Next::Wait(arguments) => {
+                    // What was decided before does not wait.
+                    write(&mut self.stream, &mut self.out).await?;
+                    let client = (self.session.connection(), self.session.version);
+                    let waited = take_turn((&arguments, true), client, &policies, &self.app, &mut self.out);
+                    let gone = async { read_on(&mut self.stream, &mut ahead).await };
+                    let has_gone = tokio::select! {
+                        () = waited => false,
+                        gone = gone => gone,
+                    };
+                    if has_gone {
+                        return Ok(Progress::Gone);
+                    }
+                }
                 Next::Execute(transaction) => {
                     let (stream, session) = (&mut self.stream, &mut self.session);
                     let progress = (&mut self.out, &mut self.turn);
@@ -206,6 +228,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
         flush(&mut batch, &mut self.out).await;
         drop(batch);
         self.input.consume(at);
+        self.input.append(&ahead);
         write(&mut self.stream, &mut self.out).await?;
         Ok(if closes { Progress::Close } else { progress })
     }
@@ -214,6 +237,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
 /// The next step after a command.
 enum Next {
     Continue,
+    /// Wait for the turn of the command with these arguments.
+    Wait(Vec<Vec<u8>>),
     Execute(Box<Transaction>),
     Close,
 }
@@ -238,10 +263,49 @@ async fn execute<S: AsyncWrite + Unpin>(
         let before = out.len();
         let step = dispatch::step(&arguments, session, policies, &mut batch, out);
         // Commands that close the connection or open a transaction are never queued.
-        complete(step, before, session.version, &mut batch, out).await;
+        if let Next::Wait(arguments) = complete(step, before, session.version, &mut batch, out).await {
+            let client = (session.connection(), session.version);
+            take_turn((&arguments, false), client, policies, app, out).await;
+        }
     }
     flush(&mut batch, out).await;
     Ok(())
+}
+
+/// Executes a command of copied arguments, which were valid before: in its turn, or at once.
+async fn take_turn(
+    (arguments, may_wait): (&[Vec<u8>], bool),
+    (connection, version): (Connection, RespVersion),
+    policies: &PolicySet,
+    app: &App,
+    out: &mut Vec<u8>,
+) {
+    let words: Vec<&[u8]> = arguments.iter().map(Vec::as_slice).collect();
+    let Some(spec) = CommandSpec::by_word(words[0]) else { return };
+    let (call, mut reply) = (app.call(Protocol::Resp), Reply { out, version });
+    match hold_arguments::waiting(spec.name, &words[1..], policies, app, connection) {
+        Ok(command) => {
+            let command = if may_wait { command } else { command.without_wait() };
+            command.execute(&call, connection, &mut reply).await;
+        }
+        Err(error) => reply.error(format_args!("ERR {}: {}", spec.word, error.detail)),
+    }
+}
+
+/// Reads what the client sends while it waits, so that a client that hangs up is noticed. Completes when it has.
+async fn read_on(stream: &mut (impl AsyncRead + Unpin), ahead: &mut Vec<u8>) -> bool {
+    loop {
+        let before = ahead.len();
+        if before == MAX_AHEAD {
+            return pending().await;
+        }
+        ahead.resize(MAX_AHEAD, 0);
+        let read = stream.read(&mut ahead[before..]).await;
+        ahead.truncate(before + read.as_ref().map_or(0, |read| *read));
+        if !matches!(read, Ok(1..)) {
+            return true;
+        }
+    }
 }
 
 /// Executes an inline command. Its arguments are not in the read buffer, so it cannot join the
@@ -301,8 +365,12 @@ async fn complete(
         }
         Step::Hold(command) => {
             flush(batch, out).await;
-            command.execute(&mut batch.call, &mut Reply { out, version }).await;
+            command.execute(&batch.call, batch.connection, &mut Reply { out, version }).await;
             Next::Continue
+        }
+        Step::Wait(arguments) => {
+            flush(batch, out).await;
+            Next::Wait(arguments)
         }
         Step::Execute(transaction) => {
             flush(batch, out).await;
@@ -376,6 +444,15 @@ impl Input {
     /// The free part of the buffer. Never empty: a command that fills the largest buffer is rejected.
     fn free(&mut self) -> &mut [u8] {
         &mut self.buffer[self.filled..]
+    }
+
+    /// Adds what was read elsewhere.
+    fn append(&mut self, bytes: &[u8]) {
+        if bytes.len() >= self.free().len() {
+            self.buffer.resize(self.filled + 2 * bytes.len(), 0);
+        }
+        self.free()[..bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
     }
 
     fn has_read(&mut self, bytes: usize) {

@@ -49,7 +49,14 @@ pub(super) fn step<'b>(
         (Name::Request, _) => decide::request(args, batch, &mut reply),
         (Name::Refund, _) => decide::by_key(Verb::Refund, args, policies, batch, &mut reply),
         (Name::Reset, _) => decide::reset(args, policies, batch.app),
-        (Name::Reserve, _) => hold_arguments::reserve(args, policies, batch.app, session.connection()),
+        (Name::Acquire | Name::Reserve, _) => {
+            hold_arguments::waiting(spec.name, args, policies, batch.app, session.connection()).map(
+                |command| match command.waits() {
+                    true => Step::Wait(arguments.iter().map(|argument| argument.to_vec()).collect()),
+                    false => Step::Hold(Box::new(command)),
+                },
+            )
+        }
         (Name::Settle, _) => hold_arguments::settle(args),
         (Name::Extend, _) => hold_arguments::extend(args),
         (Name::Cancel, _) => hold_arguments::cancel(args),
@@ -147,7 +154,9 @@ fn find_command<'b>(
 /// The access right that a command needs, if any.
 fn action(name: Name) -> Option<Action> {
     match name {
-        Name::Check | Name::Request | Name::CellThrottle | Name::CrabThrottle => Some(Action::Decide),
+        Name::Check | Name::Acquire | Name::Request | Name::CellThrottle | Name::CrabThrottle => {
+            Some(Action::Decide)
+        }
         Name::Reserve | Name::Settle | Name::Extend | Name::Cancel => Some(Action::Decide),
         Name::Refund | Name::Reset => Some(Action::Adjust),
         _ => None,

@@ -1,4 +1,4 @@
-//! Arguments of `RL.RESERVE`, `RL.SETTLE`, `RL.EXTEND` and `RL.CANCEL`.
+//! Arguments of `RL.ACQUIRE`, `RL.RESERVE`, `RL.SETTLE`, `RL.EXTEND` and `RL.CANCEL`.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use slidegate::{
 };
 
 use super::batch::Step;
+use super::commands::Name;
 use super::cost::parse_cost;
 use super::decide::{PolicyArguments, add_keys, policy_arguments, reject_inline_policy};
 use super::error::{CommandError, parse_integer};
@@ -15,21 +16,68 @@ use super::holds::HoldCommand;
 use super::reply::Escaped;
 use crate::engine::App;
 use crate::engine::ticket_change::TicketChange;
-use crate::limits::MAX_ID;
+use crate::limits::{MAX_ID, MAX_WAIT};
 use crate::listener::Connection;
 
 /// Maximum time of a reservation, in milliseconds: the library's.
 const MAX_TTL_MS: u64 = 3_600_000;
 
-/// `RL.RESERVE policy key [key ...] [COST n] [TTL ms] [ID id]`
-pub(super) fn reserve<'b>(
+/// The wait of `RL.ACQUIRE` without one, in milliseconds.
+const DEFAULT_WAIT_MS: u64 = 10_000;
+
+/// A command that may wait for its turn, by its name.
+pub(super) fn waiting<'b>(
+    name: Name,
     args: &[&'b [u8]],
     policies: &'b PolicySet,
     app: &App,
     connection: Connection,
-) -> Result<Step<'b>, CommandError> {
-    let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
-    reject_inline_policy(policy)?;
+) -> Result<HoldCommand<'b>, CommandError> {
+    let of_policy = policy_arguments(args, policies)?;
+    reject_inline_policy(of_policy.policy)?;
+    let (wait, rest) = split_wait(of_policy.rest)?;
+    let of_policy = PolicyArguments { rest: &rest, ..of_policy };
+    match name {
+        Name::Reserve => reserve(&of_policy, wait, app, connection),
+        _ => acquire(&of_policy, wait.unwrap_or(Duration::from_millis(DEFAULT_WAIT_MS)), app),
+    }
+}
+
+/// `RL.ACQUIRE policy key [key ...] [COST n] [TIMEOUT ms]`
+fn acquire<'b>(
+    of_policy: &PolicyArguments<'_, 'b>,
+    wait: Duration,
+    app: &App,
+) -> Result<HoldCommand<'b>, CommandError> {
+    let PolicyArguments { policy, keys, rest } = *of_policy;
+    let (cost, _) = options(rest, "COST", None)?;
+    let mut request = Request::new().with_cost(cost.unwrap_or(1.into())).under(policy.name());
+    add_keys(&mut request, policy, keys, app)?;
+    Ok(HoldCommand::Acquire { request, wait })
+}
+
+/// Separates the longest wait from the other arguments.
+fn split_wait<'b>(args: &[&'b [u8]]) -> Result<(Option<Duration>, Vec<&'b [u8]>), CommandError> {
+    let mut rest = args.to_vec();
+    let Some(at) = args.iter().step_by(2).position(|word| word.eq_ignore_ascii_case(b"TIMEOUT")) else {
+        return Ok((None, rest));
+    };
+    let Some(value) = args.get(2 * at + 1) else {
+        return Err(CommandError::new("TIMEOUT has no value; write for example `TIMEOUT 5000`".to_owned()));
+    };
+    let wait_ms = parse_integer("TIMEOUT", value, 0, MAX_WAIT.as_secs() * 1000)?;
+    rest.drain(2 * at..2 * at + 2);
+    Ok((Some(Duration::from_millis(wait_ms)), rest))
+}
+
+/// `RL.RESERVE policy key [key ...] [COST n] [TTL ms] [ID id] [TIMEOUT ms]`
+fn reserve<'b>(
+    of_policy: &PolicyArguments<'_, 'b>,
+    wait: Option<Duration>,
+    app: &App,
+    connection: Connection,
+) -> Result<HoldCommand<'b>, CommandError> {
+    let PolicyArguments { policy, keys, rest } = *of_policy;
     let (id, rest) = split_id(rest)?;
     // Bound to its caller as over HTTP, so that guessing the key does not yield a ticket.
     let id = id.map(|id| format!("{}\n{id}", connection.caller()));
@@ -40,7 +88,7 @@ pub(super) fn reserve<'b>(
         request = request.with_cost(cost);
     }
     add_keys(&mut request, policy, keys, app)?;
-    Ok(step(HoldCommand::Reserve { request, ttl: ttl.map(Duration::from_millis), id }))
+    Ok(HoldCommand::Reserve { request, ttl: ttl.map(Duration::from_millis), id, wait })
 }
 
 /// `RL.SETTLE ticket COST n [MORE]`

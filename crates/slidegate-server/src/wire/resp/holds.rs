@@ -1,35 +1,64 @@
-//! Executes reservation commands and writes the replies.
+//! Executes reservation commands, and those that wait for their turn, and writes the replies.
 //!
 //! Accepts tickets of the HTTP API too, which may cover several policies.
 
 use std::time::Duration;
 
+use slidegate::acquire::Patience;
 use slidegate::{
     Request,
     clock::Timestamp,
     reserve::{HoldOptions, SettledKey, Settlement, Ticket},
+    verb::Verb,
 };
 
 use super::answer;
 use super::reply::Reply;
-use crate::engine::decide::Call;
+use crate::engine::decide::{Call, TurnTerms};
 use crate::engine::ticket_change::{TicketChange, TicketChanged};
+use crate::listener::Connection;
 
-/// A command that reserves cost or changes a reservation.
+/// A command that reserves cost, changes a reservation, or waits for its turn.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // boxed in steps
 pub(super) enum HoldCommand<'b> {
-    Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<String> },
+    Acquire { request: Request<'b>, wait: Duration },
+    Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<String>, wait: Option<Duration> },
     Change { ticket: Ticket, change: TicketChange<'b> },
 }
 
 impl HoldCommand<'_> {
+    /// Whether it may wait for its turn.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self, Self::Acquire { .. } | Self::Reserve { wait: Some(_), .. })
+    }
+
+    /// Executes the command, at once instead of in its turn, as every command of a transaction.
+    pub(super) fn without_wait(mut self) -> Self {
+        match &mut self {
+            Self::Acquire { wait, .. } | Self::Reserve { wait: Some(wait), .. } => *wait = Duration::ZERO,
+            Self::Reserve { .. } | Self::Change { .. } => {}
+        }
+        self
+    }
+
     /// Executes the command and writes the reply.
-    pub(super) async fn execute(self, call: &mut Call<'_>, reply: &mut Reply<'_>) {
+    pub(super) async fn execute(self, call: &Call<'_>, client: Connection, reply: &mut Reply<'_>) {
+        let turn = |wait| TurnTerms { patience: Patience::AtMost(wait), client };
         match self {
-            Self::Reserve { request, ttl, id } => {
+            Self::Acquire { request, wait } => {
+                let requests = std::slice::from_ref(&request);
+                let decided = call.apply_in_turn(Some(Verb::Check), requests, None, turn(wait)).await;
+                answer::write_one_policy(&decided, reply);
+            }
+            Self::Reserve { request, ttl, id, wait } => {
                 let options = HoldOptions { ttl, id: id.as_deref() };
-                match call.reserve(std::slice::from_ref(&request), options).await {
+                let requests = std::slice::from_ref(&request);
+                let reserved = match wait {
+                    Some(wait) => call.reserve_in_turn(requests, options, turn(wait)).await,
+                    None => call.reserve(requests, options).await,
+                };
+                match reserved {
                     Ok(reserved) => {
                         let Some(one) = reserved.decisions().iter().next() else {
                             return answer::undecided(reserved.decisions(), reply);

@@ -1,0 +1,299 @@
+//! Waiting for a turn, over every protocol.
+//!
+//! Every user may do one request in some seconds. The times are lower bounds, so a slow machine changes nothing.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use slidegate_testkit::http::{self, Response};
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until, until_true};
+
+use crate::rls::client::{ask, client, user};
+
+/// Longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A window, and the longest wait that policies grant: for one turn, not for two.
+const WINDOW: Duration = Duration::from_secs(3);
+
+/// A request that waits, on its own connection, which is then read to the end.
+struct Path {
+    name: &'static str,
+    /// The request of a user that waits for so many milliseconds.
+    request: fn(user: &str, wait_ms: u64) -> String,
+    is_resp: bool,
+}
+
+fn post(path: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}\
+         content-length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn attributes(user: &str) -> String {
+    format!(r#"{{"attributes": {{"user": "{user}"}}}}"#)
+}
+
+/// Whole seconds, rounded down.
+fn prefer(wait_ms: u64) -> String {
+    format!("prefer: wait={}\r\n", wait_ms / 1000)
+}
+
+const PATHS: [Path; 7] = [
+    Path {
+        name: "acquire",
+        request: |user, wait_ms| {
+            post(
+                "/v1/acquire",
+                "",
+                &attributes(user).replacen('{', &format!("{{\"timeout_ms\": {wait_ms}, "), 1),
+            )
+        },
+        is_resp: false,
+    },
+    Path {
+        name: "check with a preference",
+        request: |user, wait_ms| post("/v1/check", &prefer(wait_ms), &attributes(user)),
+        is_resp: false,
+    },
+    Path {
+        name: "reserve with a preference",
+        request: |user, wait_ms| post("/v1/reserve", &prefer(wait_ms), &attributes(user)),
+        is_resp: false,
+    },
+    // The policy says how long these wait.
+    Path {
+        name: "auth",
+        request: |user, _| {
+            format!("GET /v1/auth/caddy?user={user} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+        },
+        is_resp: false,
+    },
+    Path {
+        name: "json of Envoy",
+        request: |user, _| {
+            let entry = format!(r#"{{"key": "user", "value": "{user}"}}"#);
+            post("/json", "", &format!(r#"{{"domain": "d", "descriptors": [{{"entries": [{entry}]}}]}}"#))
+        },
+        is_resp: false,
+    },
+    Path {
+        name: "RL.ACQUIRE",
+        request: |user, wait_ms| format!("RL.ACQUIRE api {user} TIMEOUT {wait_ms}\r\nQUIT\r\n"),
+        is_resp: true,
+    },
+    Path {
+        name: "RL.RESERVE",
+        request: |user, wait_ms| format!("RL.RESERVE api {user} TIMEOUT {wait_ms}\r\nQUIT\r\n"),
+        is_resp: true,
+    },
+];
+
+fn serve(folder: &TempDir) -> Server {
+    let config = "policies: [{name: api, scope: user, quota: 1/3s, on_excess: wait 4s}]\n\
+                  resp: {listen: '127.0.0.1:0'}\ngrpc: {listen: '127.0.0.1:0'}\nauth: {preset: caddy}\n\
+                  admin: {tokens: {test: {token: a-token-of-the-test, may: all}}}\n";
+    Server::start(&["--config", &folder.file("slidegate.yaml", config)])
+}
+
+fn resp_address(server: &Server) -> &str {
+    server.greeting.lines().find_map(|line| line.strip_prefix("resp       redis://")).unwrap()
+}
+
+/// Sends a request, whose answer comes later.
+fn send(server: &Server, path: &Path, user: &str, wait_ms: u64) -> TcpStream {
+    let address = if path.is_resp { resp_address(server) } else { &server.address };
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all((path.request)(user, wait_ms).as_bytes()).unwrap();
+    stream
+}
+
+/// Whether the request is allowed, as soon as it is answered.
+fn is_allowed(path: &Path, mut stream: TcpStream) -> bool {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    if path.is_resp {
+        let first = answer.lines().nth(1).unwrap_or_else(|| panic!("{}: {answer}", path.name));
+        assert!(matches!(first, ":0" | ":1"), "{}: {answer}", path.name);
+        first == ":1"
+    } else {
+        let status = Response::parse(&answer).status;
+        assert!(matches!(status, 200 | 429), "{}: {answer}", path.name);
+        status == 200
+    }
+}
+
+fn use_up(server: &Server, user: &str) -> Instant {
+    let at = Instant::now();
+    assert_eq!(server.post("/v1/check", &attributes(user)).status, 200);
+    at
+}
+
+/// What is promised on one path and denied on another is denied to somebody.
+#[test]
+fn every_path_waits_for_its_turn_and_is_told_at_once_if_none_comes_in_time() {
+    let folder = TempDir::new("waiting");
+    let server = serve(&folder);
+    std::thread::scope(|scope| {
+        for path in &PATHS {
+            let server = &server;
+            scope.spawn(move || {
+                let name = path.name.replace(' ', "-");
+                let used_up = use_up(server, &name);
+                let first = send(server, path, &name, 4000);
+                // The first one may not be there yet: the second one then waits, and gets the turn after this one.
+                let second_at = Instant::now();
+                until_true("a second one is denied at once", || {
+                    let asked = Instant::now();
+                    assert!(second_at.elapsed() < PATIENCE, "{}", path.name);
+                    !is_allowed(path, send(server, path, &name, 4000)) && asked.elapsed() < WINDOW
+                });
+                assert!(is_allowed(path, first), "{}", path.name);
+                assert!(used_up.elapsed() >= WINDOW, "{}: {:?}", path.name, used_up.elapsed());
+            });
+        }
+    });
+}
+
+/// Whoever has gone must not get a turn, or keep others from theirs.
+#[test]
+fn a_client_that_hangs_up_frees_its_place_on_every_path() {
+    let folder = TempDir::new("waiting-gone");
+    let server = serve(&folder);
+    std::thread::scope(|scope| {
+        for path in &PATHS {
+            let server = &server;
+            scope.spawn(move || {
+                let user = path.name.replace(' ', "-");
+                use_up(server, &user);
+                let gone = send(server, path, &user, 4000);
+                until_true("it waits", || !is_allowed(path, send(server, path, &user, 4000)));
+                gone.shutdown(Shutdown::Both).unwrap();
+                drop(gone);
+                // Behind the one that has gone, there would be no turn in time.
+                until_true("its place is free", || is_allowed(path, send(server, path, &user, 4000)));
+            });
+        }
+    });
+    // Nothing was charged for those that have gone: each user has used what was allowed.
+    for path in &PATHS {
+        let user = path.name.replace(' ', "-");
+        let peeked = server.post("/v1/peek", &attributes(&user)).json();
+        assert!(peeked["used"].as_u64().unwrap() + peeked["held"].as_u64().unwrap_or(0) <= 1, "{peeked}");
+    }
+}
+
+/// gRPC says how long a call may take; whoever exceeds it is not heard.
+#[test]
+fn a_call_of_envoy_waits_within_its_deadline() {
+    let folder = TempDir::new("waiting-envoy");
+    let server = serve(&folder);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let mut client = client(&server).await;
+        let used_up = use_up(&server, "alice");
+        assert_eq!(ask(&mut client, &[user("alice")]).await.0, Code::Ok);
+        assert!(used_up.elapsed() >= WINDOW, "{:?}", used_up.elapsed());
+    });
+}
+
+/// The other commands of a connection follow, as after BLPOP; those of other connections do not wait.
+#[test]
+fn a_waiting_command_keeps_only_its_own_connection_waiting() {
+    let folder = TempDir::new("waiting-resp");
+    let server = serve(&folder);
+    use_up(&server, "alice");
+    let mut waiting = TcpStream::connect(resp_address(&server)).unwrap();
+    waiting.set_read_timeout(Some(PATIENCE)).unwrap();
+    waiting.write_all(b"PING\r\nRL.ACQUIRE api alice\r\nECHO after\r\n").unwrap();
+    // What comes before is answered at once.
+    let mut pong = [0; 7];
+    waiting.read_exact(&mut pong).unwrap();
+    assert_eq!(&pong, b"+PONG\r\n");
+    let mut other = TcpStream::connect(resp_address(&server)).unwrap();
+    other.write_all(b"RL.CHECK api bob\r\nQUIT\r\n").unwrap();
+    let mut answer = String::new();
+    other.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(":1\r\n:1\r\n:0\r\n"), "{answer}");
+    // Sent while it waits.
+    waiting
+        .write_all(b"ECHO last\r\nMULTI\r\nRL.ACQUIRE api alice TIMEOUT 60000\r\nEXEC\r\nQUIT\r\n")
+        .unwrap();
+    let mut rest = String::new();
+    waiting.read_to_string(&mut rest).unwrap();
+    let (first, rest) = rest.split_once("$5\r\nafter\r\n").unwrap_or_else(|| panic!("{rest}"));
+    assert!(first.starts_with("*7\r\n:1\r\n"), "{first}");
+    // A command of a transaction does not wait.
+    let of_transaction =
+        rest.strip_prefix("$4\r\nlast\r\n+OK\r\n+QUEUED\r\n*1\r\n").unwrap_or_else(|| panic!("{rest}"));
+    assert!(of_transaction.starts_with("*7\r\n:0\r\n") && of_transaction.ends_with("+OK\r\n"), "{rest}");
+}
+
+/// Wrong input must be told, not waited out.
+#[test]
+fn invalid_waits_are_refused_with_their_range() {
+    let folder = TempDir::new("waiting-invalid");
+    let server = serve(&folder);
+    for (wait, status, detail) in [
+        ("0", 200, ""),
+        ("60000", 200, ""),
+        ("60001", 400, "invalid timeout_ms 60001: must be 0 to 60000; ask again for longer waits"),
+        ("-1", 400, "timeout_ms"),
+        ("1.5", 400, "timeout_ms"),
+        ("\"2s\"", 400, "timeout_ms"),
+        ("null", 400, "timeout_ms"),
+    ] {
+        let user = wait.replace('"', "");
+        let body = attributes(&user).replacen('{', &format!("{{\"timeout_ms\": {wait}, "), 1);
+        let answer = http::send("POST", &format!("{}/v1/acquire", server.url), "", &body);
+        assert_eq!(answer.status, status, "{wait}: {}", answer.body);
+        assert!(answer.body.contains(detail), "{wait}: {}", answer.body);
+    }
+    let preferred =
+        http::send("POST", &format!("{}/v1/check", server.url), "prefer: wait=7\r\n", &attributes("p"));
+    assert_eq!(preferred.header("preference-applied"), Some("wait=7"));
+}
+
+/// A flood must be refused with its own reason, must not push back others, and must leave nothing behind.
+#[test]
+fn a_flood_of_waiters_is_refused_when_its_queue_is_full() {
+    /// More than wait for a key.
+    const FLOOD: usize = 1100;
+    let folder = TempDir::new("waiting-flood");
+    let config = "policies: [{name: api, scope: user, quota: 2000/50s}]\n";
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+    let acquire = |user: &str, wait_ms| {
+        let body = attributes(user).replacen('{', &format!("{{\"timeout_ms\": {wait_ms}, "), 1);
+        post("/v1/acquire", "", &body)
+    };
+    let ask = |user: &str, wait_ms| Response::parse(&server.raw(acquire(user, wait_ms).as_bytes()));
+    let used = attributes("flood").replacen('{', "{\"cost\": 2000, ", 1);
+    assert_eq!(server.post("/v1/check", &used).status, 200);
+    let flood: Vec<_> = (0..FLOOD)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(acquire("flood", 60_000).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let full = until("one is refused", || {
+        let refused = ask("flood", 60_000);
+        (refused.status == 429).then_some(refused)
+    });
+    assert_eq!(full.json()["reason"], "queue_full", "{}", full.body);
+    assert!(full.body.contains("lets no more requests wait"), "{}", full.body);
+    assert!(full.header("retry-after").is_some());
+    // Another key is served at once, and another client of the key is told what it can expect.
+    assert_eq!(ask("victim", 0).status, 200);
+    drop(flood);
+    until_true("the places are free", || {
+        let reason = ask("flood", 0).json()["reason"].clone();
+        assert!(reason == "queue_full" || reason == "over_limit", "{reason}");
+        reason == "over_limit"
+    });
+}
