@@ -139,9 +139,4 @@ func TestDoCallsOrSaysWhyNot(t *testing.T) {
 	if err.Error() != "slidegate: queue_full: too many wait" {
 		t.Fatal(err)
 	}
-	r := user("a")
-	r.IdempotencyKey = "order-1"
-	if d := allowing.Acquire(ctx, r); d.Allowed || codeOf(t, d.Err) != slidegate.CodeInvalidRequest {
-		t.Fatalf("%+v", d)
-	}
 }

@@ -270,7 +270,8 @@ type question struct {
 	request Request
 	// ttl is that of a reservation.
 	ttl time.Duration
-	// wait is how long the service may wait before it decides. Nil for calls that do not wait.
+	// wait is how long the service may wait before it decides. Nil for calls that do not wait. That of a
+	// reservation is in whole seconds.
 	wait *time.Duration
 }
 
@@ -297,8 +298,13 @@ func (c *Client) decide(ctx context.Context, q question) (*wireDecision, http.He
 	}{Request: q.request.withAttributes(), TTL: ttlText(q.ttl)}
 	call := call{path: q.path, idempotencyKey: q.request.IdempotencyKey}
 	if q.wait != nil {
-		ms := q.wait.Milliseconds()
-		body.TimeoutMS, call.wait, call.isWaiting = &ms, *q.wait, true
+		call.wait, call.isWaiting = *q.wait, true
+		if q.path == "/v1/reserve" {
+			call.prefer = fmt.Sprintf("wait=%d", *q.wait/time.Second)
+		} else {
+			ms := q.wait.Milliseconds()
+			body.TimeoutMS = &ms
+		}
 	}
 	call.body = body
 	reply, err := c.send(ctx, call)
@@ -408,6 +414,7 @@ type call struct {
 	// isWaiting calls are answered within wait, and the time of any other call.
 	isWaiting bool
 	wait      time.Duration
+	prefer    string
 }
 
 type reply struct {
@@ -470,6 +477,9 @@ func (c *Client) send(ctx context.Context, call call) (*reply, *Error) {
 	if call.idempotencyKey != "" {
 		request.Header.Set("Idempotency-Key", call.idempotencyKey)
 	}
+	if call.prefer != "" {
+		request.Header.Set("Prefer", call.prefer)
+	}
 	response, err := client.Do(request)
 	if err != nil {
 		return nil, failure(err)
@@ -487,9 +497,9 @@ func (c *Client) send(ctx context.Context, call call) (*reply, *Error) {
 
 // validate rejects what JSON and header fields cannot carry. Prefix is that of the field in errors.
 func (r Request) validate(path, prefix string) *Error {
-	takesKey := path == "/v1/check" || path == "/v1/reserve"
+	takesKey := path == "/v1/check" || path == "/v1/acquire" || path == "/v1/reserve"
 	if r.IdempotencyKey != "" && !takesKey {
-		return invalidRequest("Idempotency-Key", "only Check and Reserve take an idempotency key; leave it out")
+		return invalidRequest("Idempotency-Key", "only Check, Acquire and Reserve take an idempotency key; leave it out")
 	}
 	if !isVisible(r.IdempotencyKey) || len(r.IdempotencyKey) > 128 {
 		return invalidRequest("Idempotency-Key", "the idempotency key must be 1 to 128 visible ASCII characters")

@@ -124,19 +124,19 @@ class Served(Row):
         self.end()
 
 
-@pytest.fixture(params=[f"{kind.__name__}-{how}" for kind in (Memory, Shared, Served) for how in ("asyncio", "threads")])
+ROWS = {f"{kind.__name__}-{how}": (kind, how == "asyncio") for kind in (Memory, Shared, Served) for how in ("asyncio", "threads")}
+
+
+@pytest.fixture(params=ROWS)
 def row(request):
-    kind, how = request.param.split("-")
-    row = {"Memory": Memory, "Shared": Shared, "Served": Served}[kind](request, how == "asyncio")
+    kind, is_async = ROWS[request.param]
+    row = kind(request, is_async)
     yield row
     row.close()
 
 
-@pytest.fixture
-def of_gates(row):
-    if isinstance(row, Served):
-        pytest.skip("gates only")
-    return row
+of_gates = pytest.mark.parametrize("row", [name for name in ROWS if "Served" not in name], indirect=True)
+in_event_loops = pytest.mark.parametrize("row", [name for name in ROWS if "asyncio" in name], indirect=True)
 
 
 def quota(row, limit, name="per-user"):
@@ -159,9 +159,8 @@ def test_turns_come_in_the_order_of_arrival(row):
 
 
 # Somebody who hangs up must not cost those behind a turn, nor themselves anything.
+@in_event_loops  # a thread is not cancelled
 def test_who_is_cancelled_leaves_the_queue_and_is_charged_nothing(row):
-    if not row.is_async:
-        pytest.skip("a thread is not cancelled")
     row.make([quota(row, 1)])
     row.acquire().result(SOON)
     waiting, done = row.queue(1, 1, 1)
@@ -192,8 +191,9 @@ def test_who_cannot_be_served_in_time_is_denied_at_once(row):
     assert row.used() == 1
 
 
-def test_a_full_queue_turns_others_away(of_gates):
-    row = of_gates.make([quota(of_gates, 1)], max_waiting=2)
+@of_gates
+def test_a_full_queue_turns_others_away(row):
+    row.make([quota(row, 1)], max_waiting=2)
     row.acquire().result(SOON)
     waiting, _ = row.queue(1, 1)
     denied = row.acquire().result(SOON)
@@ -232,8 +232,9 @@ def test_a_reservation_waits_for_a_place_and_gives_it_back(row):
     assert row.call("settle", second.ticket, 1).outcome == "changed" and row.used() == 0
 
 
-def test_what_cannot_be_asked_is_an_error(of_gates):
-    row = of_gates.make([quota(of_gates, 1)])
+@of_gates
+def test_what_cannot_be_asked_is_an_error(row):
+    row.make([quota(row, 1)])
     for options in ({"timeout": -1}, {"timeout": "1"}, {"timeout": None}, {"timeout": True}, {"timeout": float("nan")},
                     {"cost": -1}, {"policy": "typo"}):  # fmt: skip
         with pytest.raises(InvalidRequest):
