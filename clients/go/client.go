@@ -25,6 +25,10 @@ const (
 	DefaultSettleTimeout = 5 * time.Second
 	// DefaultMaxConnections is enough for 10,000 checks per second that take 5 ms each.
 	DefaultMaxConnections = 64
+	// DefaultWait is how long Acquire waits if its context has no deadline.
+	DefaultWait = 10 * time.Second
+	// MaxWait is the longest that Acquire waits.
+	MaxWait = 60 * time.Second
 
 	maxRequestBody  = 64 << 10 // the service's bounds
 	maxBatchBody    = 256 << 10
@@ -61,7 +65,8 @@ type Options struct {
 	// TLS is for https: certificate authorities and client certificates. Nil is the system's.
 	TLS *tls.Config
 	// MaxConnections bounds the connections, which are kept alive for 30 s. Calls beyond it wait within
-	// their timeout. 0 is DefaultMaxConnections.
+	// their timeout. 0 is DefaultMaxConnections. Each call of Acquire that waits has a connection
+	// besides, so that checks are not late because of those who wait.
 	MaxConnections int
 }
 
@@ -73,6 +78,8 @@ type Client struct {
 	settleTimeout time.Duration
 	onFailure     FailureMode
 	http          *http.Client
+	// waiting is for calls that take long.
+	waiting *http.Client
 }
 
 // New returns a client of the service at a base URL: http://127.0.0.1:7979, https://host/prefix, or
@@ -113,20 +120,26 @@ func New(baseURL string, options Options) (*Client, error) {
 			return dialer.DialContext(ctx, "unix", base.Path)
 		}
 	}
+	waiting := transport.Clone()
+	waiting.MaxConnsPerHost = 0
 	return &Client{
 		base:          text,
 		token:         options.Token,
 		timeout:       orDefault(options.Timeout, DefaultTimeout),
 		settleTimeout: orDefault(options.SettleTimeout, DefaultSettleTimeout),
 		onFailure:     options.OnFailure,
-		http: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse
-		}},
+		http:          &http.Client{Transport: transport, CheckRedirect: noRedirect},
+		waiting:       &http.Client{Transport: waiting, CheckRedirect: noRedirect},
 	}, nil
 }
 
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
 // Close closes idle connections. The client remains usable.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.http.CloseIdleConnections()
+	c.waiting.CloseIdleConnections()
+}
 
 // Attributes are what policies count by and match, such as user, ip, method and path. Values are UTF-8.
 type Attributes map[string]string
@@ -166,13 +179,13 @@ func (Costs) isCost() {}
 // Check decides a request, and charges it if it is allowed. A request that is cancelled by its context
 // is never allowed, but may have been charged.
 func (c *Client) Check(ctx context.Context, r Request) Decision {
-	d, _ := c.decideOrFail(ctx, "/v1/check", r, 0)
+	d, _ := c.decideOrFail(ctx, question{path: "/v1/check", request: r})
 	return d
 }
 
 // Peek decides a request without charging it.
 func (c *Client) Peek(ctx context.Context, r Request) Decision {
-	d, _ := c.decideOrFail(ctx, "/v1/peek", r, 0)
+	d, _ := c.decideOrFail(ctx, question{path: "/v1/peek", request: r})
 	return d
 }
 
@@ -185,7 +198,7 @@ func (c *Client) CheckBatch(ctx context.Context, requests []Request) []Decision 
 	}
 	decisions = make([]Decision, len(requests))
 	for i := range decisions {
-		decisions[i] = c.failed(ctx, err)
+		decisions[i] = c.failed(err, errors.Is(ctx.Err(), context.Canceled))
 	}
 	return decisions
 }
@@ -251,25 +264,50 @@ func (c *Client) Inspect(ctx context.Context, policy, key string) (Key, error) {
 	return Key{w.Policy, w.Key, w.usage(), millis(w.WindowMS), w.Algorithm, w.OpenHolds, w.Reason}, nil
 }
 
+// question is a request, and how it is to be decided.
+type question struct {
+	path    string
+	request Request
+	// ttl is that of a reservation.
+	ttl time.Duration
+	// wait is how long the service may wait before it decides. Nil for calls that do not wait. That of a
+	// reservation is in whole seconds.
+	wait *time.Duration
+}
+
 // decideOrFail decides a request, if necessary without the service.
-func (c *Client) decideOrFail(ctx context.Context, path string, r Request, ttl time.Duration) (Decision, ticketMembers) {
-	w, header, err := c.decide(ctx, path, r, ttl)
+func (c *Client) decideOrFail(ctx context.Context, q question) (Decision, ticketMembers) {
+	w, header, err := c.decide(ctx, q)
 	if err != nil {
-		return c.failed(ctx, err), ticketMembers{}
+		// Who waits until the last moment has not found the service failing.
+		hasGivenUp := errors.Is(ctx.Err(), context.Canceled) || q.wait != nil && ctx.Err() != nil
+		return c.failed(err, hasGivenUp), ticketMembers{}
 	}
 	return w.decision(header), w.ticketMembers
 }
 
 // decide returns what the service decides.
-func (c *Client) decide(ctx context.Context, path string, r Request, ttl time.Duration) (*wireDecision, http.Header, *Error) {
-	if err := r.validate(path, ""); err != nil {
+func (c *Client) decide(ctx context.Context, q question) (*wireDecision, http.Header, *Error) {
+	if err := q.request.validate(q.path, ""); err != nil {
 		return nil, nil, err
 	}
 	body := struct {
 		Request
-		TTL string `json:"ttl,omitempty"`
-	}{r.withAttributes(), ttlText(ttl)}
-	reply, err := c.send(ctx, call{path: path, body: body, idempotencyKey: r.IdempotencyKey})
+		TTL       string `json:"ttl,omitempty"`
+		TimeoutMS *int64 `json:"timeout_ms,omitempty"`
+	}{Request: q.request.withAttributes(), TTL: ttlText(q.ttl)}
+	call := call{path: q.path, idempotencyKey: q.request.IdempotencyKey}
+	if q.wait != nil {
+		call.wait, call.isWaiting = *q.wait, true
+		if q.path == "/v1/reserve" {
+			call.prefer = fmt.Sprintf("wait=%d", *q.wait/time.Second)
+		} else {
+			ms := q.wait.Milliseconds()
+			body.TimeoutMS = &ms
+		}
+	}
+	call.body = body
+	reply, err := c.send(ctx, call)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -288,7 +326,7 @@ func (c *Client) decide(ctx context.Context, path string, r Request, ttl time.Du
 
 // change is a call that takes a request and is not decided without the service.
 func (c *Client) change(ctx context.Context, path string, r Request) (Decision, error) {
-	w, header, err := c.decide(ctx, path, r, 0)
+	w, header, err := c.decide(ctx, question{path: path, request: r})
 	if err != nil {
 		return Decision{Err: err}, err
 	}
@@ -333,7 +371,7 @@ func (c *Client) batch(ctx context.Context, requests []Request) ([]Decision, *Er
 }
 
 // failed is the decision about a request that the service did not decide.
-func (c *Client) failed(ctx context.Context, err *Error) Decision {
+func (c *Client) failed(err *Error, hasGivenUp bool) Decision {
 	d := Decision{Err: err, Why: err.Error(), Header: http.Header{}}
 	switch {
 	case err.isInvalid():
@@ -344,7 +382,7 @@ func (c *Client) failed(ctx context.Context, err *Error) Decision {
 		}
 		d.Problem = &Problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: detail}
 		return d
-	case errors.Is(ctx.Err(), context.Canceled):
+	case hasGivenUp:
 		// A client that disconnects at once must not get its request done uncounted.
 		d.Source = SourceCanceled
 	case c.onFailure == FailOpen:
@@ -373,6 +411,10 @@ type call struct {
 	body           any
 	idempotencyKey string
 	isBatch        bool
+	// isWaiting calls are answered within wait, and the time of any other call.
+	isWaiting bool
+	wait      time.Duration
+	prefer    string
 }
 
 type reply struct {
@@ -398,8 +440,12 @@ func (c *Client) ask(ctx context.Context, call call, answer any) *Error {
 
 // send makes one attempt, within the timeout and the bounds on bodies.
 func (c *Client) send(ctx context.Context, call call) (*reply, *Error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.timeout+call.wait)
 	defer cancel()
+	client := c.http
+	if call.isWaiting {
+		client = c.waiting
+	}
 	mostSent, mostRead := maxRequestBody, int64(maxResponseBody)
 	if call.isBatch {
 		mostSent, mostRead = maxBatchBody, maxBatchAnswer
@@ -431,7 +477,10 @@ func (c *Client) send(ctx context.Context, call call) (*reply, *Error) {
 	if call.idempotencyKey != "" {
 		request.Header.Set("Idempotency-Key", call.idempotencyKey)
 	}
-	response, err := c.http.Do(request)
+	if call.prefer != "" {
+		request.Header.Set("Prefer", call.prefer)
+	}
+	response, err := client.Do(request)
 	if err != nil {
 		return nil, failure(err)
 	}
@@ -448,9 +497,9 @@ func (c *Client) send(ctx context.Context, call call) (*reply, *Error) {
 
 // validate rejects what JSON and header fields cannot carry. Prefix is that of the field in errors.
 func (r Request) validate(path, prefix string) *Error {
-	takesKey := path == "/v1/check" || path == "/v1/reserve"
+	takesKey := path == "/v1/check" || path == "/v1/acquire" || path == "/v1/reserve"
 	if r.IdempotencyKey != "" && !takesKey {
-		return invalidRequest("Idempotency-Key", "only Check and Reserve take an idempotency key; leave it out")
+		return invalidRequest("Idempotency-Key", "only Check, Acquire and Reserve take an idempotency key; leave it out")
 	}
 	if !isVisible(r.IdempotencyKey) || len(r.IdempotencyKey) > 128 {
 		return invalidRequest("Idempotency-Key", "the idempotency key must be 1 to 128 visible ASCII characters")

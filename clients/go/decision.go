@@ -83,7 +83,7 @@ const (
 	SourceFailOpen   Source = "fail_open"   // allowed by this client, as the service did not decide
 	SourceFailClosed Source = "fail_closed" // denied by this client, as the service did not decide
 	SourceInvalid    Source = "invalid"     // denied by this client, as the service rejects the request
-	SourceCanceled   Source = "canceled"    // denied by this client, as the caller canceled the context
+	SourceCanceled   Source = "canceled"    // denied by this client, as the caller canceled the context; of Acquire also if its deadline passed
 )
 
 // Reason is why a request is denied.
@@ -92,6 +92,7 @@ type Reason string
 const (
 	ReasonOverLimit        Reason = "over_limit"
 	ReasonBlocked          Reason = "blocked"
+	ReasonQueueFull        Reason = "queue_full" // too many wait for the same key
 	ReasonTooManyHolds     Reason = "too_many_holds"
 	ReasonStoreFull        Reason = "store_full"
 	ReasonStoreUnavailable Reason = "store_unavailable"

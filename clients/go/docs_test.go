@@ -93,6 +93,15 @@ func TestThePageFirstLimit(t *testing.T) {
 	}
 }
 
+// Who waits gets a turn, and who asks for too much is told so.
+func TestThePageWaiting(t *testing.T) {
+	service := slidegatetest.Start(t, "--policy", "2/2s per host")
+	dir := program(t, "waiting.go", "http://127.0.0.1:7979", service.URL)
+	if got := run(t, dir, "./program"); got != "called\ncalled\ncalled\nover_limit true\n" {
+		t.Fatal(got)
+	}
+}
+
 // The server limits, and the client of the page reads what it says.
 func TestThePageServerAndCaller(t *testing.T) {
 	service := slidegatetest.Start(t, "--policy", "2/1m per ip")

@@ -28,6 +28,9 @@ type MiddlewareOptions struct {
 	Cost func(r *http.Request) Cost
 	// Skip passes requests on unchecked, for example health checks and preflight requests.
 	Skip func(r *http.Request) bool
+	// Wait is how long a request waits for its turn before it is denied, as Client.Acquire does. A client
+	// that disconnects loses its place, once the server has read the body of its request.
+	Wait time.Duration
 	// Denied responds to requests that are not allowed. The header fields are set already. Nil is
 	// Decision.Problem as application/problem+json.
 	Denied func(w http.ResponseWriter, r *http.Request, d Decision)
@@ -42,7 +45,7 @@ type MiddlewareOptions struct {
 // response. The handler finds the decision with FromContext. Denied requests get 429, or 503 where the
 // limits cannot be checked and requests are to be denied then.
 //
-// The check does not end with the request's context: a client that disconnects is charged.
+// Without Wait, the check does not end with the request's context: a client that disconnects is charged.
 func Middleware(client *Client, options MiddlewareOptions) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return &limited{client, options, next}
@@ -70,7 +73,12 @@ func (l *limited) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	asked := time.Now()
 	request := l.request(r)
-	d := l.client.Check(context.Background(), request)
+	var d Decision
+	if l.Wait > 0 {
+		d = l.client.acquire(r.Context(), request, l.Wait)
+	} else {
+		d = l.client.Check(context.Background(), request)
+	}
 	if d.Err != nil {
 		l.report(r, d.Err)
 	}

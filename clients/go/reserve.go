@@ -28,12 +28,20 @@ type ReserveRequest struct {
 	// TTL is how long it is held unless it is settled or extended: 1 ms to 1 h. 0 is the service's
 	// default, one minute, or the lease of a policy that limits what is in flight.
 	TTL time.Duration
+	// Wait is how long the request waits for its turn before it is denied, as in Acquire: whole seconds,
+	// rounded up, and at most MaxWait. Canceling the context gives the place up.
+	Wait time.Duration
 }
 
 // Reserve decides a request, and holds its cost if it is allowed. Defer Close at once: it does nothing
 // for a request that is denied, or that was allowed without the service.
 func (c *Client) Reserve(ctx context.Context, r ReserveRequest) *Reservation {
-	d, held := c.decideOrFail(ctx, "/v1/reserve", r.Request, r.TTL)
+	q := question{path: "/v1/reserve", request: r.Request, ttl: r.TTL}
+	if r.Wait > 0 {
+		wait := min(r.Wait+time.Second-1, MaxWait).Truncate(time.Second)
+		q.wait = &wait
+	}
+	d, held := c.decideOrFail(ctx, q)
 	reservation := &Reservation{Decision: d, client: c, ended: held.Ticket == ""}
 	reservation.keep(held.Ticket, untilOf(held.UntilMS))
 	return reservation

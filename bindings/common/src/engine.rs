@@ -142,6 +142,11 @@ impl Engine {
         self.answer(&decisions, call)
     }
 
+    /// How many wait for their turn now.
+    pub fn waiting(&self) -> usize {
+        with_gate!(self, gate => gate.gate().waiting())
+    }
+
     /// Lets those who wait ask again: after time was advanced by hand, which wakes nobody. Only in memory.
     pub fn time_has_passed(&self) {
         match &self.gate {

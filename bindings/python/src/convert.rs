@@ -132,6 +132,17 @@ pub(crate) fn duration(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     })
 }
 
+/// How long a call waits for its turn.
+pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    let seconds: Option<f64> = if value.is_instance_of::<PyBool>() { None } else { value.extract().ok() };
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(|| {
+        invalid(format!(
+            "invalid timeout of type {}: must be seconds from 0, for example 2.5",
+            type_name(value)
+        ))
+    })
+}
+
 /// A `slidegate.Decision`.
 pub(crate) fn decision<'py>(py: Python<'py>, answer: Answer) -> PyResult<Bound<'py, PyAny>> {
     static DECISION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

@@ -5,19 +5,27 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
+use slidegate::Algorithm;
 use slidegate_bindings::{self as bindings, BindingError, EngineOptions, poll_once};
 use slidegate_config::policies::Policies;
 
 use crate::clock::ManualClock;
 use crate::convert::{guarded, raise};
-use crate::job::{Job, Outcome};
+use crate::job::Job;
+use crate::runtime::{self, Completions};
 #[cfg(feature = "redis")]
-use crate::runtime::{Completions, Shared, start, wait};
+use crate::shared::{self, Shared};
+use crate::task::Outcome;
 
 #[pyclass(frozen, module = "slidegate")]
-pub(crate) struct Engine(Gate);
+pub(crate) struct Engine {
+    gate: Gate,
+    /// Whether a policy limits what is in flight.
+    has_in_flight: AtomicBool,
+}
 
 enum Gate {
     Memory(Arc<bindings::Engine>),
@@ -29,79 +37,117 @@ enum Gate {
 impl Engine {
     /// `policies` is YAML, or JSON of the same.
     #[staticmethod]
-    #[pyo3(signature = (policies, file_name, clock, max_keys, draft, x_ratelimit))]
+    #[pyo3(signature = (policies, file_name, clock, max_keys, max_waiting, draft, x_ratelimit))]
     fn memory(
         policies: &str,
         file_name: Option<&str>,
         clock: Option<&Bound<'_, ManualClock>>,
         max_keys: Option<usize>,
+        max_waiting: Option<usize>,
         draft: Option<String>,
         x_ratelimit: Option<String>,
     ) -> PyResult<Self> {
         guarded(|| {
-            let clock = clock.map(|clock| clock.get().0.clone());
-            let options = EngineOptions { clock, max_keys, draft, x_ratelimit };
-            let gate = bindings::Engine::memory(parse(policies, file_name)?, &options).map_err(raise)?;
-            Ok(Self(Gate::Memory(Arc::new(gate))))
+            let manual = clock.map(Bound::get);
+            let clock = manual.map(|clock| clock.clock.clone());
+            let options = EngineOptions { clock, max_keys, max_waiting, draft, x_ratelimit };
+            let policies = parse(policies, file_name)?;
+            let has_in_flight = has_in_flight(&policies);
+            let gate = Arc::new(bindings::Engine::memory(policies, &options).map_err(raise)?);
+            if let Some(clock) = manual {
+                clock.watch(Arc::downgrade(&gate), bindings::Engine::time_has_passed);
+            }
+            Ok(Self { gate: Gate::Memory(gate), has_in_flight })
         })
     }
 
     #[cfg(feature = "redis")]
     #[staticmethod]
-    #[pyo3(signature = (url, policies, file_name, draft, x_ratelimit, options))]
+    #[pyo3(signature = (url, policies, file_name, max_waiting, draft, x_ratelimit, options))]
     fn shared(
         url: String,
         policies: &str,
         file_name: Option<&str>,
+        max_waiting: Option<usize>,
         draft: Option<String>,
         x_ratelimit: Option<String>,
         options: &Bound<'_, pyo3::types::PyDict>,
     ) -> PyResult<Self> {
         guarded(|| {
-            let headers = EngineOptions { draft, x_ratelimit, ..EngineOptions::default() };
-            let shared =
-                Shared::new(url, parse(policies, file_name)?, headers, crate::runtime::options(options)?)?;
-            Ok(Self(Gate::Shared(Box::new(shared))))
+            let own = EngineOptions { max_waiting, draft, x_ratelimit, ..EngineOptions::default() };
+            let policies = parse(policies, file_name)?;
+            let has_in_flight = has_in_flight(&policies);
+            let shared = Shared::new(url, policies, own, shared::options(options)?)?;
+            Ok(Self { gate: Gate::Shared(Box::new(shared)), has_in_flight })
         })
     }
 
-    /// Runs a job, and waits for it if Redis must be asked.
+    /// Runs a job, and waits for it if Redis must be asked, or its turn must come.
     fn run<'py>(&self, py: Python<'py>, job: &Bound<'py, Job>) -> PyResult<Bound<'py, PyAny>> {
         guarded(|| {
             let job = job.get();
-            let result = match &self.0 {
-                Gate::Memory(gate) => at_once(job, gate),
+            if let Some(outcome) = self.at_once(job) {
+                return outcome?.into_python(py);
+            }
+            let runtime = runtime::runtime().map_err(raise)?;
+            let _within = runtime.enter();
+            let task = job.task(self.gate.engine().map_err(raise)?);
+            let outcome = match task.give_back {
                 #[cfg(feature = "redis")]
-                Gate::Shared(shared) => wait(py, shared, job),
+                None => runtime::wait(py, &runtime, task.work).map_err(raise)?,
+                _ => runtime::wait_turn(py, &runtime, task)?,
             };
-            result.map_err(raise)?.into_python(py)
+            outcome.into_python(py)
         })
     }
 
     /// Starts a job: returns its result if it is there, otherwise a future of the event loop.
-    #[cfg(feature = "redis")]
     fn start<'py>(
         &self,
         py: Python<'py>,
         job: &Bound<'py, Job>,
         completions: &Bound<'py, Completions>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        guarded(|| match &self.0 {
-            Gate::Memory(gate) => at_once(job.get(), gate).map_err(raise)?.into_python(py),
-            Gate::Shared(shared) => start(py, shared, job.get(), completions),
+        guarded(|| {
+            let job = job.get();
+            if let Some(outcome) = self.at_once(job) {
+                return outcome?.into_python(py);
+            }
+            let runtime = runtime::runtime().map_err(raise)?;
+            let _within = runtime.enter();
+            runtime::start(py, job.task(self.gate.engine().map_err(raise)?), completions)
         })
+    }
+
+    /// How many calls of this process wait for their turn.
+    #[getter]
+    fn waiting(&self) -> PyResult<usize> {
+        guarded(|| {
+            let runtime = runtime::runtime().map_err(raise)?;
+            let _within = runtime.enter();
+            Ok(self.gate.engine().map_err(raise)?.waiting())
+        })
+    }
+
+    /// Whether a policy limits what is in flight, which must be reserved.
+    #[getter]
+    fn has_in_flight(&self) -> bool {
+        self.has_in_flight.load(Ordering::Relaxed)
     }
 
     /// Replaces the policies. Usage stays with their names.
     fn configure(&self, policies: &str, file_name: Option<&str>) -> PyResult<()> {
         guarded(|| {
             let policies = parse(policies, file_name)?;
-            match &self.0 {
+            let reserves = has_in_flight(&policies);
+            match &self.gate {
                 Gate::Memory(gate) => gate.configure(policies),
                 #[cfg(feature = "redis")]
                 Gate::Shared(shared) => shared.configure(policies),
             }
-            .map_err(raise)
+            .map_err(raise)?;
+            self.has_in_flight.store(reserves.into_inner(), Ordering::Relaxed);
+            Ok(())
         })
     }
 }
@@ -117,6 +163,31 @@ fn parse(text: &str, file_name: Option<&str>) -> PyResult<Policies> {
     policies.map_err(|errors| raise(BindingError::new("invalid_policy", errors.to_string())))
 }
 
-fn at_once(job: &Job, gate: &bindings::Engine) -> Result<Outcome, BindingError> {
-    poll_once(pin!(job.run(gate))).unwrap_or_else(|_| unreachable!("a gate in memory waits for nothing"))
+fn has_in_flight(policies: &Policies) -> AtomicBool {
+    AtomicBool::new(policies.set.iter().any(|policy| policy.quota().algorithm() == Algorithm::InFlight))
+}
+
+impl Engine {
+    /// What a job comes to that waits for nothing.
+    fn at_once(&self, job: &Job) -> Option<PyResult<Outcome>> {
+        match &self.gate {
+            Gate::Memory(gate) if !job.waits() => {
+                let result = poll_once(pin!(job.run(gate)))
+                    .unwrap_or_else(|_| unreachable!("a gate in memory waits for nothing"));
+                Some(result.map_err(raise))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Gate {
+    /// Called within the runtime.
+    fn engine(&self) -> Result<Arc<bindings::Engine>, BindingError> {
+        match self {
+            Self::Memory(gate) => Ok(Arc::clone(gate)),
+            #[cfg(feature = "redis")]
+            Self::Shared(shared) => shared.gate(),
+        }
+    }
 }

@@ -1,14 +1,14 @@
 //! A call of a gate, and its result. A job owns what it needs, so that it can outlive the call of Python's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
-use slidegate::reserve::Ticket;
 use slidegate::verb::Verb;
-use slidegate_bindings::{Amount, Answer, BindingError, Call, Engine, Settled, quota};
+use slidegate_bindings::{Amount, Answer, BindingError, Call, Engine, quota};
 
-use crate::convert::{amount, attributes, decision, duration, guarded, invalid, raise, settlement};
+use crate::convert::{amount, attributes, duration, guarded, invalid, raise, seconds};
+use crate::task::{GiveBack, Outcome, Task};
 
 #[pyclass(frozen, module = "slidegate")]
 #[derive(Clone)]
@@ -17,20 +17,14 @@ pub(crate) struct Job(Work);
 #[derive(Clone)]
 enum Work {
     Decide(Verb, Call),
-    Acquire(Call),
+    Allows(Call),
+    Acquire(Call, Duration),
+    AcquireReservation(Call, Option<Duration>, Duration),
     Reset(Call),
     Reserve(Call, Option<Duration>),
     Settle { ticket: String, cost: Amount, is_final: bool },
     Extend { ticket: String, ttl: Option<Duration>, hold: Option<Amount> },
     Cancel(String),
-}
-
-/// What a job comes to.
-pub(crate) enum Outcome {
-    Decision(Answer),
-    Reserved(Answer),
-    Truth(bool),
-    Settlement(Settled),
 }
 
 #[pymethods]
@@ -63,12 +57,12 @@ impl Job {
 
     /// A check that returns only whether it was allowed, and makes no decision of it.
     #[staticmethod]
-    fn acquire(attributes: &Bound<'_, PyAny>, cost: &Bound<'_, PyAny>, quota_text: &str) -> PyResult<Self> {
+    fn allows(attributes: &Bound<'_, PyAny>, cost: &Bound<'_, PyAny>, quota_text: &str) -> PyResult<Self> {
         guarded(|| {
             let mut call = call(attributes, Some(cost), None, None)?;
             call.quota = Some(quota(quota_text, None, None).map_err(raise)?);
             call.wants_headers = false;
-            Ok(Self(Work::Acquire(call)))
+            Ok(Self(Work::Allows(call)))
         })
     }
 
@@ -85,6 +79,35 @@ impl Job {
             let call = call(attributes, cost, policy, idempotency_key)?;
             let ttl = ttl.map(duration).transpose()?;
             Ok(Self(Work::Reserve(call, ttl)))
+        })
+    }
+
+    /// As a check, after waiting for its turn.
+    #[staticmethod]
+    #[pyo3(signature = (timeout, attributes, cost=None, policy=None))]
+    fn acquire(
+        timeout: &Bound<'_, PyAny>,
+        attributes: &Bound<'_, PyAny>,
+        cost: Option<&Bound<'_, PyAny>>,
+        policy: Option<String>,
+    ) -> PyResult<Self> {
+        guarded(|| Ok(Self(Work::Acquire(call(attributes, cost, policy, None)?, seconds(timeout)?))))
+    }
+
+    /// As `reserve`, after waiting for its turn.
+    #[staticmethod]
+    #[pyo3(signature = (timeout, attributes, cost=None, policy=None, ttl=None))]
+    fn acquire_reservation(
+        timeout: &Bound<'_, PyAny>,
+        attributes: &Bound<'_, PyAny>,
+        cost: Option<&Bound<'_, PyAny>>,
+        policy: Option<String>,
+        ttl: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        guarded(|| {
+            let ttl = ttl.map(duration).transpose()?;
+            let call = call(attributes, cost, policy, None)?;
+            Ok(Self(Work::AcquireReservation(call, ttl, seconds(timeout)?)))
         })
     }
 
@@ -126,11 +149,43 @@ fn call(
 }
 
 impl Job {
+    /// The job as a task of the runtime.
+    pub(crate) fn task(&self, gate: Arc<Engine>) -> Task {
+        let give_back = self.waits().then(|| -> GiveBack {
+            let (job, gate) = (self.clone(), Arc::clone(&gate));
+            Box::new(move |outcome| Box::pin(async move { job.give_back(&gate, outcome).await }))
+        });
+        let job = self.clone();
+        Task { work: Box::pin(async move { job.run(&gate).await }), give_back }
+    }
+
+    /// Whether it waits for its turn.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self.0, Work::Acquire(..) | Work::AcquireReservation(..))
+    }
+
+    async fn give_back(&self, engine: &Engine, outcome: Outcome) {
+        // If it fails, the charge stays.
+        match (&self.0, outcome) {
+            (Work::Acquire(call, _), Outcome::Decision(answer)) if answer.allowed => {
+                let _ = engine.decide(Verb::Refund, call).await;
+            }
+            (_, Outcome::Reserved(Answer { ticket: Some(ticket), .. })) => {
+                let _ = engine.cancel(&ticket).await;
+            }
+            _ => {}
+        }
+    }
+
     pub(crate) async fn run(&self, engine: &Engine) -> Result<Outcome, BindingError> {
         match &self.0 {
             Work::Decide(verb, call) => engine.decide(*verb, call).await.map(Outcome::Decision),
-            Work::Acquire(call) => {
+            Work::Allows(call) => {
                 engine.decide(Verb::Check, call).await.map(|answer| Outcome::Truth(answer.allowed))
+            }
+            Work::Acquire(call, timeout) => engine.acquire(call, *timeout).await.map(Outcome::Decision),
+            Work::AcquireReservation(call, ttl, timeout) => {
+                engine.acquire_reservation(call, *ttl, *timeout).await.map(Outcome::Reserved)
             }
             Work::Reset(call) => engine.reset(call).await.map(Outcome::Truth),
             Work::Reserve(call, ttl) => engine.reserve(call, *ttl).await.map(Outcome::Reserved),
@@ -141,23 +196,6 @@ impl Job {
                 engine.extend(ticket, *ttl, hold.as_ref()).await.map(Outcome::Settlement)
             }
             Work::Cancel(ticket) => engine.cancel(ticket).await.map(Outcome::Settlement),
-        }
-    }
-}
-
-impl Outcome {
-    pub(crate) fn into_python(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-        match self {
-            Self::Decision(answer) => decision(py, answer),
-            Self::Truth(truth) => Ok(PyBool::new(py, truth).to_owned().into_any()),
-            Self::Settlement(settled) => settlement(py, settled),
-            Self::Reserved(mut answer) => {
-                let ticket = answer.ticket.take();
-                // A third of its time.
-                let heartbeat = ticket.as_deref().and_then(|ticket| ticket.parse::<Ticket>().ok());
-                let lasts_s = heartbeat.map_or(0.0, |ticket| ticket.heartbeat().as_secs_f64() * 3.0);
-                Ok((decision(py, answer)?, ticket, lasts_s).into_pyobject(py)?.into_any())
-            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The native part of the Python package: limiters and gates as Python calls them.
 //!
 //! `python/slidegate` has what users see of gates; here are the calls that it makes. Nothing but a call to
-//! Redis gives up the GIL: a fork in another thread would otherwise copy a lock of the store while it is held.
+//! Redis, and waiting for a turn, gives up the GIL: a fork in another thread would otherwise copy a lock of the store
+//! while it is held.
 
 mod client;
 mod clock;
@@ -9,8 +10,10 @@ mod convert;
 mod engine;
 mod job;
 mod limiter;
-#[cfg(feature = "redis")]
 mod runtime;
+#[cfg(feature = "redis")]
+mod shared;
+mod task;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -31,9 +34,8 @@ mod _slidegate {
     use crate::job::Job;
     #[pymodule_export]
     use crate::limiter::{Limiter, LimiterDecision};
-    #[cfg(feature = "redis")]
     #[pymodule_export]
-    use crate::runtime::{Completions, shutdown};
+    use crate::runtime::{Completions, after_fork, before_fork, shutdown};
 
     use super::{Bound, PyModule, PyResult};
 

@@ -1,44 +1,47 @@
-//! The runtime of shared gates, and how its results get into event loops.
+//! The runtime of calls that take their time, and how their results get into event loops.
 //!
 //! All of it belongs to one process. A fork copies no threads, and locks as they happened to be: the child
 //! forgets what it inherited, without dropping it, and makes its own. No thread of the runtime ever waits for
 //! the GIL, as calls of other threads would miss their deadlines meanwhile: one thread beside it does, and
 //! wakes event loops, once for all results that are there.
 
-use std::future::poll_fn;
+use std::cell::RefCell;
 use std::mem::{self, ManuallyDrop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{process, thread};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use slidegate_bindings::{self as bindings, BindingError, EngineOptions, SharedOptions, poll_once};
-use slidegate_config::policies::Policies;
+use pyo3::types::PyCFunction;
+use slidegate_bindings::{BindingError, poll_once};
 use tokio::runtime::{Builder, Handle};
+use tokio::task::JoinHandle;
 
-use crate::convert::{duration, guarded, invalid, panicked, raise};
-use crate::job::{Job, Outcome};
+use crate::convert::{guarded, panicked, raise};
+use crate::task::{GiveBack, Outcome, Task, Work};
 
 /// The longest that the end of the interpreter waits for calls.
 const MAX_SHUTDOWN: Duration = Duration::from_secs(1);
 
+/// How often a thread that waits for its turn looks for signals, such as that of Ctrl-C.
+const SIGNALS: Duration = Duration::from_millis(50);
+
 /// A value of one process. In another one, it is leaked.
-struct OfProcess<T> {
+pub(crate) struct OfProcess<T> {
     pid: u32,
     value: ManuallyDrop<T>,
 }
 
 impl<T> OfProcess<T> {
-    fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self { pid: process::id(), value: ManuallyDrop::new(value) }
     }
 
-    fn get(&self) -> Option<&T> {
+    pub(crate) fn get(&self) -> Option<&T> {
         (self.pid == process::id()).then_some(&self.value)
     }
 
@@ -60,7 +63,7 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -113,8 +116,13 @@ fn with_runtime<T>(run: impl FnOnce(&Handle, &Sender<Py<Completions>>) -> T) -> 
     Ok(run(runtime.tokio.handle(), &runtime.to_wake))
 }
 
+/// What the calls of this process run in.
+pub(crate) fn runtime() -> Result<Handle, BindingError> {
+    with_runtime(|runtime, _| runtime.clone())
+}
+
 fn closed() -> BindingError {
-    BindingError::new("closed", "the interpreter is shutting down, so shared gates are closed")
+    BindingError::new("closed", "the interpreter is shutting down, so gates are closed")
 }
 
 /// Stops the runtime, at the end of the interpreter. Calls that are still open fail.
@@ -152,6 +160,16 @@ pub(crate) struct Completions {
 struct Completion {
     future: Py<PyAny>,
     result: Result<Outcome, BindingError>,
+    give_back: Option<GiveBack>,
+}
+
+impl Completion {
+    /// Nobody gets the result.
+    fn discard(self) {
+        if let (Ok(outcome), Some(give_back)) = (self.result, self.give_back) {
+            give_back_later(outcome, give_back);
+        }
+    }
 }
 
 #[pymethods]
@@ -168,13 +186,14 @@ impl Completions {
 
     /// Gives all results to their futures. Called by the event loop.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        for Completion { future, result } in self.take() {
-            let future = future.bind(py);
+        for completion in self.take() {
+            let future = completion.future.bind(py);
             // A future that was cancelled is done.
             if future.call_method0("done")?.extract()? {
+                completion.discard();
                 continue;
             }
-            match guarded(|| result.map_err(raise)?.into_python(py)) {
+            match guarded(|| completion.result.map_err(raise)?.into_python(py)) {
                 Ok(value) => future.call_method1("set_result", (value,))?,
                 Err(error) => future.call_method1("set_exception", (error,))?,
             };
@@ -203,111 +222,136 @@ impl Completions {
             .and_then(|drain| this.event_loop.bind(slf.py()).call_method1("call_soon_threadsafe", (drain,)));
         if is_woken.is_err() {
             // The event loop is closed: nobody waits any more.
-            drop(this.take());
+            this.take().into_iter().for_each(Completion::discard);
         }
     }
 }
 
-/// A gate over Redis: how it is made, and what was made in this process.
-pub(crate) struct Shared {
-    url: String,
-    headers: EngineOptions,
-    options: SharedOptions,
-    /// Only locked with the GIL, as `RUNTIME`.
-    state: Mutex<SharedState>,
+/// The result of a task that is not waited for long, for a thread that can wait.
+#[cfg(feature = "redis")]
+pub(crate) fn wait(py: Python<'_>, runtime: &Handle, work: Work) -> Result<Outcome, BindingError> {
+    poll_once(work).unwrap_or_else(|work| py.detach(|| runtime.block_on(work)))
 }
 
-struct SharedState {
-    policies: Policies,
-    gate: Option<OfProcess<Arc<bindings::Engine>>>,
-}
-
-impl Shared {
-    /// Makes no connection. What is invalid is an error now.
-    pub(crate) fn new(
-        url: String,
-        policies: Policies,
-        headers: EngineOptions,
-        options: SharedOptions,
-    ) -> PyResult<Self> {
-        let shared = Self { url, headers, options, state: Mutex::new(SharedState { policies, gate: None }) };
-        shared.headers.headers().map_err(raise)?;
-        slidegate_redis::RedisOptions::new(&shared.url).map_err(|error| invalid(error.to_string()))?;
-        Ok(shared)
-    }
-
-    pub(crate) fn configure(&self, policies: Policies) -> Result<(), BindingError> {
-        let mut state = locked(&self.state);
-        if let Some(gate) = state.gate.as_ref().and_then(OfProcess::get) {
-            gate.configure(policies.clone())?;
+/// The result of a task that waits for its turn, for a thread that can wait. A signal ends it.
+pub(crate) fn wait_turn(py: Python<'_>, runtime: &Handle, task: Task) -> PyResult<Outcome> {
+    let work = match poll_once(task.work) {
+        Ok(result) => return result.map_err(raise),
+        Err(work) => work,
+    };
+    let (sender, mut receiver) = channel();
+    let spawned = spawn(runtime, work, move |result| drop(sender.send(result)));
+    loop {
+        let received;
+        (received, receiver) = py.detach(move || (receiver.recv_timeout(SIGNALS), receiver));
+        match received {
+            Ok(result) => return result.map_err(raise),
+            Err(RecvTimeoutError::Disconnected) => return Err(raise(closed())),
+            Err(RecvTimeoutError::Timeout) => {}
         }
-        state.policies = policies;
-        Ok(())
-    }
-
-    /// The gate of this process. Called within the runtime.
-    fn gate(&self) -> Result<Arc<bindings::Engine>, BindingError> {
-        let mut state = locked(&self.state);
-        if let Some(gate) = state.gate.as_ref().and_then(OfProcess::get) {
-            return Ok(Arc::clone(gate));
+        if let Err(interrupted) = py.check_signals() {
+            spawned.abort();
+            // Its turn may have come just now.
+            let received = py.detach(move || receiver.recv_timeout(MAX_SHUTDOWN));
+            if let (Ok(Ok(outcome)), Some(give_back)) = (received, task.give_back) {
+                give_back_later(outcome, give_back);
+            }
+            return Err(interrupted);
         }
-        let (policies, options) = (state.policies.clone(), self.options.clone());
-        let gate = Arc::new(bindings::Engine::shared(&self.url, policies, &self.headers, options)?);
-        state.gate = Some(OfProcess::new(Arc::clone(&gate)));
-        Ok(gate)
     }
 }
 
-/// The result of a job, for a thread that can wait.
-pub(crate) fn wait(py: Python<'_>, shared: &Shared, job: &Job) -> Result<Outcome, BindingError> {
-    let runtime = with_runtime(|runtime, _| runtime.clone())?;
-    let _within = runtime.enter();
-    let gate = shared.gate()?;
-    poll_once(pin!(job.run(&gate))).unwrap_or_else(|work| py.detach(|| runtime.block_on(work)))
-}
-
-/// Starts a job for an event loop: its result if it is there, otherwise a future.
+/// Starts a task for an event loop: its result if it is there, otherwise a future. A task that waits for its turn
+/// ends if the future is cancelled.
 pub(crate) fn start<'py>(
     py: Python<'py>,
-    shared: &Shared,
-    job: &Job,
+    task: Task,
     completions: &Bound<'py, Completions>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (runtime, to_wake) =
         with_runtime(|runtime, to_wake| (runtime.clone(), to_wake.clone())).map_err(raise)?;
     let _within = runtime.enter();
-    let (gate, job) = (shared.gate().map_err(raise)?, job.clone());
     // A denial that is cached, or a fallback while Redis is away, needs no thread.
-    let mut work = match poll_once(Box::pin(async move { job.run(&gate).await })) {
+    let work = match poll_once(task.work) {
         Ok(result) => return result.map_err(raise)?.into_python(py),
         Err(work) => work,
     };
     let future = completions.get().event_loop.bind(py).call_method0("create_future")?;
     let (completions, promise) = (completions.clone().unbind(), future.clone().unbind());
-    runtime.spawn(async move {
-        let result = poll_fn(|context| {
-            catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)))
-                .unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic))))
-        })
-        .await;
-        if completions.get().push(Completion { future: promise, result }) {
+    let (is_waiting, give_back) = (task.give_back.is_some(), task.give_back);
+    let spawned = spawn(&runtime, work, move |result| {
+        if completions.get().push(Completion { future: promise, result, give_back }) {
             // It fails only while the interpreter ends.
             let _ = to_wake.send(completions);
         }
     });
+    if is_waiting {
+        let abort = PyCFunction::new_closure(py, None, None, move |_, _| spawned.abort())?;
+        future.call_method1("add_done_callback", (abort,))?;
+    }
     Ok(future)
 }
 
-/// How Redis is asked, from the keyword arguments of a `SharedGate`.
-pub(crate) fn options(given: &Bound<'_, PyDict>) -> PyResult<SharedOptions> {
-    let get = |name| given.get_item(name).map(|value| value.filter(|value| !value.is_none()));
-    Ok(SharedOptions {
-        deadline: get("deadline")?.map(|value| duration(&value)).transpose()?,
-        connect_timeout: get("connect_timeout")?.map(|value| duration(&value)).transpose()?,
-        connections: get("connections")?.map(|value| value.extract()).transpose()?,
-        key_secret: get("key_secret")?.map(|value| value.extract()).transpose()?,
-        hashed_keys: get("hashed_keys")?.map_or(Ok(false), |value| value.extract())?,
-        hash_tag: get("hash_tag")?.map(|value| value.extract()).transpose()?,
-        ca_certificates: get("ca_certificates")?.map(|value| value.extract()).transpose()?,
-    })
+fn spawn(
+    runtime: &Handle,
+    work: Work,
+    done: impl FnOnce(Result<Outcome, BindingError>) + Send + 'static,
+) -> JoinHandle<()> {
+    let work = OutsideForks(Some(work));
+    runtime.spawn(async move { done(work.await) })
+}
+
+/// Gives back what nobody gets any more.
+fn give_back_later(outcome: Outcome, give_back: GiveBack) {
+    let work = async move {
+        give_back(outcome).await;
+        Ok(Outcome::Truth(true))
+    };
+    // Without a runtime, the process ends.
+    let _ = with_runtime(|runtime, _| spawn(runtime, Box::pin(work), drop));
+}
+
+/// Written to during a fork.
+static FORK: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// Before a thread forks: no other thread is within a gate or a limiter in memory, whose locks the child would have as
+/// they are.
+#[pyfunction]
+pub(crate) fn before_fork() {
+    FORKING.set(Some(FORK.write().unwrap_or_else(PoisonError::into_inner)));
+}
+
+/// After a thread has forked, in both processes.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    FORKING.set(None);
+}
+
+/// Work of the runtime, which does nothing, and is not dropped, during a fork.
+struct OutsideForks(Option<Work>);
+
+impl Future for OutsideForks {
+    type Output = Result<Outcome, BindingError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let _no_fork = FORK.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(work) = &mut self.0 else { unreachable!("it is not polled after its end") };
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)))
+            .unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic))));
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl Drop for OutsideForks {
+    fn drop(&mut self) {
+        let _no_fork = FORK.read().unwrap_or_else(PoisonError::into_inner);
+        self.0 = None;
+    }
 }

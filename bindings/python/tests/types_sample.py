@@ -3,7 +3,16 @@
 from datetime import timedelta
 from typing_extensions import assert_type
 
-from slidegate import Decision, Gate, Limiter, ManualClock, Reservation, SharedGate, parse_rate_limit
+from slidegate import (
+    AsyncReservation,
+    Decision,
+    Gate,
+    Limiter,
+    ManualClock,
+    Reservation,
+    SharedGate,
+    parse_rate_limit,
+)
 from slidegate.client import AsyncClient, Client
 
 
@@ -36,3 +45,23 @@ async def shared() -> None:
     async with await AsyncClient().reserve({"user": "alice"}) as reservation:
         assert_type(reservation.recorded is None, bool)
     assert_type(parse_rate_limit({}).wait, timedelta)
+
+
+async def waiting() -> None:
+    limiter, client = Limiter("100/1m", max_waiting=10), Client()
+    assert_type(await limiter.acquire("alice", 2, timeout=1.5), Decision)
+    assert_type(limiter.acquire_sync(b"alice"), Decision)
+    assert_type(await AsyncClient().acquire({"user": "alice"}, timeout=1), Decision)
+    with client.turn({"user": "alice"}) as decision:
+        assert_type(decision, Decision)
+    async with limiter.turn("alice", timeout=1) as decision:
+        assert_type(decision.remaining, float)
+    limiter.turn({"user": "alice"})  # type: ignore[arg-type]
+    gate = SharedGate("redis://127.0.0.1", "policies: []")
+    assert_type(await gate.acquire_reservation({"user": "alice"}), AsyncReservation)
+
+    @gate.wrap(lambda user: {"user": user}, timeout=1)
+    async def fetch(user: str) -> int:
+        return 7
+
+    assert_type(await fetch("alice"), int)

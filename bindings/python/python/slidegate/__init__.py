@@ -7,16 +7,17 @@
 from typing import TYPE_CHECKING
 
 from .decision import Decision, PolicyDecision
-from .errors import InvalidRequest, SlidegateError
+from .errors import InvalidRequest, RateLimited, SlidegateError
 from .fields import QuotaPolicy, RateLimit, RateLimits, parse_rate_limit
 from .reservation import AsyncReservation, Reservation, SettledPolicy, Settlement
 
 if TYPE_CHECKING:
-    from ._slidegate import Limiter, ManualClock
+    from ._slidegate import ManualClock
     from .gate import Gate, SharedGate
+    from .limiter import Limiter
 else:
     try:
-        from ._slidegate import Limiter, LimiterDecision, ManualClock
+        from ._slidegate import LimiterDecision, ManualClock
     except ModuleNotFoundError:
         # A platform without a wheel: `slidegate.client`, the middleware over it and the parser work.
         def __getattr__(name):
@@ -25,6 +26,7 @@ else:
             raise AttributeError(f"module 'slidegate' has no attribute {name!r}")
     else:
         from .gate import Gate, SharedGate
+        from .limiter import Limiter
 
         Decision.register(LimiterDecision)
 
@@ -38,6 +40,7 @@ __all__ = [
     "PolicyDecision",
     "QuotaPolicy",
     "RateLimit",
+    "RateLimited",
     "RateLimits",
     "Reservation",
     "SettledPolicy",

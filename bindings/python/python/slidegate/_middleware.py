@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import ipaddress
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .decision import Decision
 from .errors import InvalidRequest
-from .reservation import Cost
+from .reservation import Cost, awaited
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+#: Of ASGI.
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 #: The clients of a Unix socket, if no proxy says who they are, are limited together.
 UNKNOWN = "unknown"
@@ -47,6 +53,7 @@ class Rule(Generic[R]):
         trusted_proxies: Sequence[str] = (),
         client_header: str | None = None,
         ipv6_prefix: int | None = None,
+        wait: float | None = None,
     ) -> None:
         if isinstance(limit, str):
             from . import Limiter
@@ -59,6 +66,7 @@ class Rule(Generic[R]):
         self._cost = cost
         self._policy = policy
         self._skip = skip
+        self.wait = None if wait is None else seconds(wait)
         self._client = _client_rule(trusted_proxies, client_header, ipv6_prefix)
         #: The header, in lower case, that `asked` needs the lines of.
         self.client_header = self._client.header
@@ -76,25 +84,53 @@ class Rule(Generic[R]):
         key = client if self._key is None else self._key(request)
         return Asked(key, attributes, self._cost(request) if callable(self._cost) else self._cost, self._policy)
 
+    async def ask_async(self, verb: str, asked: Asked, inbox: Inbox | None = None) -> Any:
+        """Calls `check`, `refund` and so on of whatever limits. `None` if it is to wait, and its client disconnects."""
+        answer = call_async(self.limit, *self._call(verb, asked))
+        return await (answer if inbox is None else inbox.unless_gone(answer))
 
-def ask(limit: Any, verb: str, asked: Asked) -> Any:
-    """Calls `check`, `refund` and so on of whatever limits. The result of a shared gate and of an `AsyncClient` is
-    awaitable."""
-    optional: dict[str, Any] = {} if asked.cost is None else {"cost": asked.cost}
-    if hasattr(limit, "allows"):
-        return getattr(limit, verb)(asked.key, **optional)
-    if asked.policy is not None:
-        optional["policy"] = asked.policy
-    return getattr(limit, verb)(asked.attributes, **optional)
+    def ask_sync(self, verb: str, asked: Asked) -> Any:
+        return call_sync(self.limit, *self._call(verb, asked))
+
+    def _call(self, verb: str, asked: Asked) -> tuple[str, Any, dict[str, Any]]:
+        options: dict[str, Any] = {} if asked.cost is None else {"cost": asked.cost}
+        if self.wait is not None and verb in _WAITING:
+            verb = _WAITING[verb]
+            options["timeout"] = self.wait
+        if hasattr(self.limit, "allows"):
+            return verb, asked.key, options
+        if asked.policy is not None:
+            options["policy"] = asked.policy
+        return verb, asked.attributes, options
 
 
-async def ask_async(limit: Any, verb: str, asked: Asked) -> Any:
-    answer = ask(limit, verb, asked)
-    return await answer if inspect.isawaitable(answer) else answer
+#: What waits instead of being denied.
+_WAITING = {"check": "acquire", "reserve": "acquire_reservation"}
 
 
-def ask_sync(limit: Any, verb: str, asked: Asked) -> Any:
-    return ask(limit, f"{verb}_sync" if hasattr(limit, f"{verb}_sync") else verb, asked)
+def call(limit: Any, verb: str, of: Any, options: Mapping[str, Any]) -> Any:
+    """The result of a shared gate and of an `AsyncClient`, and of whatever waits in an event loop, is awaitable."""
+    try:
+        method = getattr(limit, verb)
+    except AttributeError:
+        raise InvalidRequest("unsupported", f"a `{type(limit).__name__}` has no `{verb.removesuffix('_sync')}`") from None
+    return method(of, **options)
+
+
+async def call_async(limit: Any, verb: str, of: Any, options: Mapping[str, Any]) -> Any:
+    return await awaited(call(limit, verb, of, options))
+
+
+def call_sync(limit: Any, verb: str, of: Any, options: Mapping[str, Any]) -> Any:
+    return call(limit, f"{verb}_sync" if hasattr(limit, f"{verb}_sync") else verb, of, options)
+
+
+def seconds(value: float) -> float:
+    """A time to wait."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        text = f"invalid time to wait of type {type(value).__name__}: must be seconds from 0, for example 2.5"
+        raise InvalidRequest("invalid_request", text)
+    return float(value)
 
 
 def require_async(limit: Any) -> None:
@@ -110,6 +146,48 @@ def require_sync(limit: Any) -> None:
 
     if isinstance(limit, AsyncClient):
         raise InvalidRequest("unsupported", "an `AsyncClient` needs an event loop: use a `Client`")
+
+
+class Inbox:
+    """What an ASGI client sends while its request waits: it is kept for the application."""
+
+    #: Bytes of a body that are kept. What follows stays with the server, which then cannot say that the client is gone.
+    MAX_KEPT = 64 * 1024
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: deque[Message] = deque()
+        self._next: asyncio.Future[Message] | None = None
+
+    async def receive(self) -> Message:
+        """For the application, instead of that of the server."""
+        if self._kept:
+            return self._kept.popleft()
+        pending, self._next = self._next, None
+        return await (self._receive() if pending is None else pending)
+
+    async def unless_gone(self, asked: Awaitable[T]) -> T | None:
+        """The answer, or `None` if the client disconnects before it is there: the question is then cancelled."""
+        answer, gone = asyncio.ensure_future(asked), asyncio.ensure_future(self._disconnect())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return await answer if answer.done() else gone.result()
+        finally:
+            answer.cancel()
+            gone.cancel()
+
+    async def _disconnect(self) -> None:
+        kept = 0
+        while kept < self.MAX_KEPT:
+            self._next = asyncio.ensure_future(self._receive())
+            # It goes on if this is cancelled: the application gets the message.
+            message = await asyncio.shield(self._next)
+            self._next = None
+            if message["type"] == "http.disconnect":
+                return
+            self._kept.append(message)
+            kept += len(message.get("body", b""))
+        await asyncio.Event().wait()
 
 
 class Refund:

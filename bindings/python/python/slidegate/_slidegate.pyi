@@ -3,12 +3,25 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
+from typing_extensions import Self, disjoint_base
+
 from .decision import Decision
 from .reservation import Cost
 
-__all__ = ["ClientRule", "Completions", "Engine", "Job", "Limiter", "LimiterDecision", "ManualClock", "shutdown"]
+__all__ = [
+    "ClientRule",
+    "Completions",
+    "Engine",
+    "Job",
+    "Limiter",
+    "LimiterDecision",
+    "ManualClock",
+    "after_fork",
+    "before_fork",
+    "shutdown",
+]
 
-@final
+@disjoint_base
 class Limiter:
     def __new__(
         cls,
@@ -18,16 +31,21 @@ class Limiter:
         burst: int | None = None,
         clock: ManualClock | None = None,
         max_keys: int | None = None,
+        max_waiting: int | None = None,
         name: str = "default",
         draft: str | None = None,
         x_ratelimit: str | None = None,
-    ) -> Limiter: ...
+    ) -> Self: ...
     def allows(self, key: str | bytes, cost: int | None = None) -> bool: ...
     def check(self, key: str | bytes, cost: int | None = None) -> Decision: ...
     def peek(self, key: str | bytes, cost: int | None = None) -> Decision: ...
     def refund(self, key: str | bytes, cost: int | None = None) -> Decision: ...
     def penalize(self, key: str | bytes, cost: int | None = None) -> Decision: ...
     def reset(self, key: str | bytes) -> bool: ...
+    def run_acquire(self, key: str | bytes, cost: int | None, timeout: float) -> Decision: ...
+    def start_acquire(
+        self, key: str | bytes, cost: int | None, timeout: float, completions: Completions
+    ) -> Any: ...
     def configure(self, quota: str, *, algorithm: str | None = None, burst: int | None = None) -> None: ...
     @property
     def quota(self) -> str: ...
@@ -100,7 +118,19 @@ class Job:
         quota_text: str | None = None,
     ) -> Job: ...
     @staticmethod
-    def acquire(attributes: Mapping[str, str | bytes], cost: Cost, quota_text: str) -> Job: ...
+    def allows(attributes: Mapping[str, str | bytes], cost: Cost, quota_text: str) -> Job: ...
+    @staticmethod
+    def acquire(
+        timeout: float, attributes: Mapping[str, str | bytes], cost: Cost | None = None, policy: str | None = None
+    ) -> Job: ...
+    @staticmethod
+    def acquire_reservation(
+        timeout: float,
+        attributes: Mapping[str, str | bytes],
+        cost: Cost | None = None,
+        policy: str | None = None,
+        ttl: timedelta | None = None,
+    ) -> Job: ...
     @staticmethod
     def reserve(
         attributes: Mapping[str, str | bytes],
@@ -126,6 +156,7 @@ class Engine:
         file_name: str | None,
         clock: ManualClock | None,
         max_keys: int | None,
+        max_waiting: int | None,
         draft: str | None,
         x_ratelimit: str | None,
     ) -> Engine: ...
@@ -134,6 +165,7 @@ class Engine:
         url: str,
         policies: str,
         file_name: str | None,
+        max_waiting: int | None,
         draft: str | None,
         x_ratelimit: str | None,
         options: dict[str, Any],
@@ -141,6 +173,10 @@ class Engine:
     def run(self, job: Job) -> Any: ...
     def start(self, job: Job, completions: Completions) -> Any: ...
     def configure(self, policies: str, file_name: str | None) -> None: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def has_in_flight(self) -> bool: ...
 
 @final
 class Completions:
@@ -149,3 +185,5 @@ class Completions:
     def drain(self) -> None: ...
 
 def shutdown() -> None: ...
+def before_fork() -> None: ...
+def after_fork() -> None: ...

@@ -2,25 +2,23 @@
 
     app.add_middleware(RateLimit, limit="100/1m")
 
-It wraps `send` and makes no task per request, except to keep a reservation.
+It wraps `send` and makes no task per request, except to wait and to keep a reservation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from ._middleware import PROBLEM_HEADERS, Asked, Refund, Rule, ask_async, problem_body, require_async
+from ._middleware import PROBLEM_HEADERS, Asked, Inbox, Receive, Refund, Rule, problem_body, require_async
 from .decision import Decision
 from .errors import SlidegateError
-from .reservation import AsyncReservation, Cost, Reservation
+from .reservation import AsyncReservation, Cost, Reservation, awaited, keep
 
 __all__ = ["RateLimit"]
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -37,7 +35,8 @@ class RateLimit:
     for which statuses the charge is returned, before the response is sent. `reserve` returns the most that a request
     may cost, which is held instead of charged: what the application has recorded in
     `scope["state"]["reservation"].record(cost)` is settled in parts every second, and at the end; what it held, if
-    nothing was recorded.
+    nothing was recorded. With `wait`, requests wait for their turn up to so many seconds before they are denied; a
+    client that disconnects meanwhile loses its place.
 
     The application finds the decision in `scope["state"]["rate_limit"]`.
     """
@@ -62,12 +61,19 @@ class RateLimit:
             await self._app(scope, receive, send)
             return
         asked = self._asked(scope)
+        inbox = None
+        if self._rule.wait is not None:
+            inbox = Inbox(receive)
+            receive = inbox.receive
         if self._reserve is None:
-            decision = await ask_async(self._rule.limit, "check", asked)
-            await self._respond(scope, receive, send, decision, Refund(self._rule, asked, decision))
+            decision = await self._rule.ask_async("check", asked, inbox)
+            if decision is not None:
+                await self._respond(scope, receive, send, decision, Refund(self._rule, asked, decision))
             return
         asked = asked._replace(cost=self._reserve(scope))
-        reservation = await ask_async(self._rule.limit, "reserve", asked)
+        reservation = await self._rule.ask_async("reserve", asked, inbox)
+        if reservation is None:
+            return
         scope.setdefault("state", {})["reservation"] = reservation
         await self._respond_reserved(scope, receive, send, asked, reservation)
 
@@ -114,7 +120,7 @@ class RateLimit:
     async def _give_back(self, refund: Refund | None, status: int) -> None:
         for one in refund.of(status) if refund else ():
             try:
-                await ask_async(self._rule.limit, "refund", one)
+                await self._rule.ask_async("refund", one)
             except SlidegateError:
                 pass  # the charge stays
 
@@ -122,7 +128,7 @@ class RateLimit:
         self, scope: Scope, receive: Receive, send: Send, asked: Asked, reservation: Reservation | AsyncReservation
     ) -> None:
         status: int | None = 500
-        keeper = asyncio.ensure_future(_keep(reservation)) if reservation.is_open else None
+        keeper = asyncio.ensure_future(keep(reservation)) if reservation.is_open else None
         try:
             status = await self._respond(scope, receive, send, reservation.decision)
         finally:
@@ -145,35 +151,15 @@ def _deny(decision: Decision) -> App:
     return respond
 
 
-async def _keep(reservation: Reservation | AsyncReservation) -> None:
-    """Settles in parts what is recorded, and keeps the rest held."""
-    settled: Cost | None = None
-    while reservation.is_open:
-        await asyncio.sleep(min(1.0, reservation.ttl / 3))
-        recorded = reservation.recorded
-        try:
-            if recorded is not None and recorded != settled:
-                await _awaited(reservation.settle_so_far(recorded))
-                settled = recorded
-            elif reservation.needs_extension:
-                await _awaited(reservation.extend())
-        except SlidegateError:
-            pass  # the next part includes this one
-
-
 async def _settle(reservation: Reservation | AsyncReservation, reserved: Cost | None, is_refunded: bool) -> None:
     try:
         if is_refunded:
-            await _awaited(reservation.cancel())
+            await awaited(reservation.cancel())
         else:
             recorded = reservation.recorded
-            await _awaited(reservation.settle((reserved or 0) if recorded is None else recorded))
+            await awaited(reservation.settle((reserved or 0) if recorded is None else recorded))
     except SlidegateError:
         pass  # it ends by its time
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 #: A loop has weak references to its tasks only.

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ._middleware import Asked, Refund, Rule, ask_async, ask_sync, problem_body, require_async
+from ._middleware import Asked, Refund, Rule, problem_body, require_async
 from .decision import Decision
 from .errors import InvalidRequest, SlidegateError
 
@@ -48,13 +48,13 @@ class RateLimit:
         if self._rule.skips(request):
             return self._get_response(request)
         asked = asked_of(self._rule, request)
-        decision: Decision = ask_sync(self._rule.limit, "check", asked)
+        decision: Decision = self._rule.ask_sync("check", asked)
         request.rate_limit = decision
         refund = Refund(self._rule, asked, decision)
         response = self._get_response(request) if decision.allowed else self._denied(request, decision)
         for one in refund.of(response.status_code):
             try:
-                ask_sync(self._rule.limit, "refund", one)
+                self._rule.ask_sync("refund", one)
             except SlidegateError:
                 pass  # the charge stays
         return _with_fields(response, decision)
@@ -63,13 +63,13 @@ class RateLimit:
         if self._rule.skips(request):
             return await self._get_response(request)
         asked = asked_of(self._rule, request)
-        decision: Decision = await ask_async(self._rule.limit, "check", asked)
+        decision: Decision = await self._rule.ask_async("check", asked)
         request.rate_limit = decision
         refund = Refund(self._rule, asked, decision)
         response = await self._get_response(request) if decision.allowed else self._denied(request, decision)
         for one in refund.of(response.status_code):
             try:
-                await ask_async(self._rule.limit, "refund", one)
+                await self._rule.ask_async("refund", one)
             except SlidegateError:
                 pass  # the charge stays
         return _with_fields(response, decision)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from rest_framework.throttling import BaseThrottle
 
-from ._middleware import Rule, ask_sync, require_sync
+from ._middleware import Rule, require_sync
 from .decision import Decision
 from .django import asked_of, rule_of, settings_of
 
@@ -39,7 +39,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]
         assert rule is not None
         if rule.skips(request):
             return True
-        decision: Decision = ask_sync(rule.limit, "check", asked_of(rule, request))
+        decision: Decision = rule.ask_sync("check", asked_of(rule, request))
         request.rate_limit = decision
         self._decision = decision
         return decision.allowed

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["InvalidRequest", "SlidegateError", "error_of"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .decision import Decision
+
+__all__ = ["InvalidRequest", "RateLimited", "SlidegateError", "error_of"]
 
 _CALLERS = frozenset(
     {
@@ -42,6 +47,20 @@ class SlidegateError(Exception):
 
 class InvalidRequest(SlidegateError, ValueError):
     """The caller gave something invalid and would get the same error again. Nothing was charged."""
+
+
+class RateLimited(SlidegateError):
+    """There was no turn in time. `code` is the reason of the denial, such as `over_limit` or `queue_full`."""
+
+    def __init__(self, decision: Decision) -> None:
+        code = decision.reason or (decision.error.code if decision.error else "over_limit")
+        super().__init__(code, decision.why or "denied", status=decision.status)
+        self.decision = decision
+        #: The wait that would have been necessary; `None` if it never fits.
+        self.retry_after = decision.retry_after
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RateLimited, (self.decision,))
 
 
 def error_of(code: str, message: str, *, status: int | None = None, field: str | None = None) -> SlidegateError:

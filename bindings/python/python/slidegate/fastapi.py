@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import HTTPException, Request, Response
 
-from ._middleware import PROBLEM_HEADERS, Rule, ask_async, problem_body, require_async
+from ._middleware import PROBLEM_HEADERS, Inbox, Rule, problem_body, require_async
 from .decision import Decision
 
 __all__ = ["Denied", "problem", "rate_limit"]
@@ -52,7 +52,14 @@ def rate_limit(limit: Any, **options: Any) -> Callable[[Request, Response], Awai
             method=request.method,
             path=request.url.path,
         )
-        decision: Decision = await ask_async(rule.limit, "check", asked)
+        inbox = None
+        if rule.wait is not None:
+            inbox = Inbox(request.receive)
+            # The handler reads the body after this, from the same request.
+            request._receive = inbox.receive
+        decision: Decision | None = await rule.ask_async("check", asked, inbox)
+        if decision is None:
+            raise HTTPException(499, "The client has disconnected.")  # nobody gets it
         if not decision.allowed:
             raise Denied(decision)
         response.headers.update(dict(decision.headers))

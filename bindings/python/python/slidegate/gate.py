@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ._slidegate import Engine, Job, ManualClock
+from ._slidegate import Completions, Engine, Job, ManualClock, after_fork, before_fork, shutdown
 from .decision import Decision
 from .errors import InvalidRequest
 from .reservation import AsyncReservation, Cost, Reservation, Settlement
+from .waiting import DEFAULT_WAIT, Turns
 
 __all__ = ["Gate", "Policies", "SharedGate"]
 
@@ -25,8 +27,8 @@ Policies = str | Sequence[Mapping[str, Any]]
 Attributes = Mapping[str, str | bytes]
 
 
-class Gate:
-    """Policies that count in the memory of this process. Its calls return at once, and never wait.
+class Gate(Turns[Attributes]):
+    """Policies that count in the memory of this process. All calls but `acquire` return at once.
 
     >>> gate = Gate([{"name": "per-user", "scope": ["user"], "quota": "100/1m"}])
     >>> gate.check({"user": "alice"}).remaining
@@ -43,16 +45,17 @@ class Gate:
         *,
         clock: ManualClock | None = None,
         max_keys: int | None = None,
+        max_waiting: int | None = None,
         draft: str | None = None,
         x_ratelimit: str | None = None,
     ) -> None:
-        self._engine = Engine.memory(*_text(policies), clock, max_keys, draft, x_ratelimit)
+        self._engine = Engine.memory(*_text(policies), clock, max_keys, max_waiting, draft, x_ratelimit)
 
     @classmethod
     def from_file(cls, path: str | PathLike[str], **options: Any) -> Gate:
         """Policies of a file, such as the configuration of the service."""
         gate = cls.__new__(cls)
-        settings = {"clock": None, "max_keys": None, "draft": None, "x_ratelimit": None}
+        settings = {"clock": None, "max_keys": None, "max_waiting": None, "draft": None, "x_ratelimit": None}
         if unknown := set(options) - set(settings):
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
         gate._engine = Engine.memory(*_file(path), **(settings | options))
@@ -68,6 +71,28 @@ class Gate:
     ) -> Decision:
         """Decides a request, and charges it if it is allowed. With `policy`, only that one decides."""
         return self._engine.run(Job.decide("check", attributes, cost, policy, idempotency_key))
+
+    async def acquire(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Decision:
+        """Waits for its turn, and charges the cost: first come, first served for each key. It is denied if there is no
+        turn within `timeout` seconds, as soon as that is certain. Cancelled, it leaves the queue and charges nothing."""
+        return await started(self._engine.start, Job.acquire(timeout, attributes, cost, policy))
+
+    def acquire_sync(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Decision:
+        return self._engine.run(Job.acquire(timeout, attributes, cost, policy))
 
     def peek(self, attributes: Attributes, *, cost: Cost | None = None, policy: str | None = None) -> Decision:
         """What `check` would say, without charging."""
@@ -102,6 +127,32 @@ class Gate:
         decision, ticket, lasts = self._engine.run(Job.reserve(attributes, cost, policy, idempotency_key, ttl))
         return Reservation(decision, ticket, lasts, self._change)
 
+    async def acquire_reservation(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Reservation:
+        """As `reserve`, but waits for its turn as `acquire` does."""
+        job = Job.acquire_reservation(timeout, attributes, cost, policy, ttl)
+        decision, ticket, lasts = await started(self._engine.start, job)
+        return Reservation(decision, ticket, lasts, self._change)
+
+    def acquire_reservation_sync(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Reservation:
+        decision, ticket, lasts = self._engine.run(Job.acquire_reservation(timeout, attributes, cost, policy, ttl))
+        return Reservation(decision, ticket, lasts, self._change)
+
     def settle(self, ticket: str, cost: Cost) -> Settlement:
         """Settles by a ticket. `Reservation` has what it does, as for the following."""
         return self._change("settle", ticket, cost=cost)
@@ -115,6 +166,15 @@ class Gate:
     def cancel(self, ticket: str) -> Settlement:
         return self._change("cancel", ticket)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls of this process wait for their turn."""
+        return self._engine.waiting
+
+    @property
+    def _has_in_flight(self) -> bool:
+        return self._engine.has_in_flight
+
     def _change(
         self,
         kind: str,
@@ -127,7 +187,7 @@ class Gate:
         return self._engine.run(Job.change(kind, ticket, cost, ttl, hold))
 
 
-class SharedGate:
+class SharedGate(Turns[Attributes]):
     """Policies whose usage all processes share in Redis, Sentinel or a cluster; also with programs in Rust and with
     the service.
 
@@ -148,6 +208,7 @@ class SharedGate:
         hashed_keys: bool = False,
         hash_tag: str | None = None,
         ca_certificates: bytes | None = None,
+        max_waiting: int | None = None,
         draft: str | None = None,
         x_ratelimit: str | None = None,
     ) -> None:
@@ -162,7 +223,7 @@ class SharedGate:
             "hash_tag": hash_tag,
             "ca_certificates": ca_certificates,
         }
-        self._engine = Engine.shared(url, *_text(policies), draft, x_ratelimit, options)
+        self._engine = Engine.shared(url, *_text(policies), max_waiting, draft, x_ratelimit, options)
 
     @classmethod
     def from_file(cls, url: str, path: str | PathLike[str], **options: Any) -> SharedGate:
@@ -189,6 +250,28 @@ class SharedGate:
         idempotency_key: str | None = None,
     ) -> Decision:
         return self._engine.run(Job.decide("check", attributes, cost, policy, idempotency_key))
+
+    async def acquire(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Decision:
+        """Waits for its turn, and charges the cost: first come, first served for each key. It is denied if there is no
+        turn within `timeout` seconds, as soon as that is certain. Cancelled, it leaves the queue and charges nothing."""
+        return await started(self._engine.start, Job.acquire(timeout, attributes, cost, policy))
+
+    def acquire_sync(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Decision:
+        return self._engine.run(Job.acquire(timeout, attributes, cost, policy))
 
     async def peek(self, attributes: Attributes, *, cost: Cost | None = None, policy: str | None = None) -> Decision:
         """What `check` would say, without charging."""
@@ -251,6 +334,32 @@ class SharedGate:
         decision, ticket, lasts = self._engine.run(Job.reserve(attributes, cost, policy, idempotency_key, ttl))
         return Reservation(decision, ticket, lasts, self._change_sync)
 
+    async def acquire_reservation(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> AsyncReservation:
+        """As `reserve`, but waits for its turn as `acquire` does."""
+        job = Job.acquire_reservation(timeout, attributes, cost, policy, ttl)
+        decision, ticket, lasts = await started(self._engine.start, job)
+        return AsyncReservation(decision, ticket, lasts, self._change)
+
+    def acquire_reservation_sync(
+        self,
+        attributes: Attributes,
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Reservation:
+        decision, ticket, lasts = self._engine.run(Job.acquire_reservation(timeout, attributes, cost, policy, ttl))
+        return Reservation(decision, ticket, lasts, self._change_sync)
+
     async def settle(self, ticket: str, cost: Cost) -> Settlement:
         """Settles by a ticket. `Reservation` has what it does, as for the following."""
         return await self._change("settle", ticket, cost=cost)
@@ -276,6 +385,15 @@ class SharedGate:
     def cancel_sync(self, ticket: str) -> Settlement:
         return self._change_sync("cancel", ticket)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls of this process wait for their turn."""
+        return self._engine.waiting
+
+    @property
+    def _has_in_flight(self) -> bool:
+        return self._engine.has_in_flight
+
     async def _change(
         self,
         kind: str,
@@ -299,8 +417,7 @@ class SharedGate:
         return self._engine.run(Job.change(kind, ticket, cost, ttl, hold))
 
     async def _start(self, job: Job) -> Any:
-        result = self._engine.start(job, _completions())
-        return await result if asyncio.isfuture(result) else result
+        return await started(self._engine.start, job)
 
 
 def _text(policies: Policies) -> tuple[str, str | None]:
@@ -321,6 +438,12 @@ def _file(path: str | PathLike[str]) -> tuple[str, str]:
         raise InvalidRequest("invalid_policy", f"{path}: cannot be read: {error}") from error
 
 
+async def started(start: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call that the native part starts."""
+    result = start(*arguments, _completions())
+    return await result if asyncio.isfuture(result) else result
+
+
 _of_thread = threading.local()
 
 
@@ -329,17 +452,10 @@ def _completions() -> Any:
     loop = asyncio.get_running_loop()
     completions = getattr(_of_thread, "completions", None)
     if completions is None or not completions.is_of(loop):
-        from ._slidegate import Completions
-
         _of_thread.completions = completions = Completions(loop)
     return completions
 
 
-def _stop() -> None:
-    from ._slidegate import shutdown
-
-    shutdown()
-
-
-if hasattr(Engine, "shared"):
-    atexit.register(_stop)
+atexit.register(shutdown)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)

@@ -55,7 +55,7 @@ class SlidegateStorage(Storage, MovingWindowSupport):
         return SlidegateError
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return self._engine.run(Job.acquire({"key": key}, amount, f"{limit}/{expiry}s"))
+        return self._engine.run(Job.allows({"key": key}, amount, f"{limit}/{expiry}s"))
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         used = self._peek(key, limit, expiry, 0)

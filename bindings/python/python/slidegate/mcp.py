@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from ._middleware import Asked, Rule, ask_async, ask_sync, require_async, require_sync
+from ._middleware import Asked, Rule, require_async, require_sync
 from .decision import Decision
 from .errors import SlidegateError
 from .reservation import Cost
@@ -60,7 +60,7 @@ def limited(
 
             @functools.wraps(function)
             async def call_async(*args: Any, **kwargs: Any) -> Any:
-                _require(name, await ask_async(rule.limit, "check", asked(args, kwargs)))
+                _require(name, await rule.ask_async("check", asked(args, kwargs)))
                 return await function(*args, **kwargs)
 
             return cast(F, call_async)
@@ -68,7 +68,7 @@ def limited(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            _require(name, ask_sync(rule.limit, "check", asked(args, kwargs)))
+            _require(name, rule.ask_sync("check", asked(args, kwargs)))
             return function(*args, **kwargs)
 
         return cast(F, call)

@@ -6,6 +6,7 @@ Leaving a `with` block settles what was recorded, or cancels if nothing was: it 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ from typing import Any
 from .decision import Decision, Numbers, PolicyDecision, policy_decision_of
 from .errors import SlidegateError
 
-__all__ = ["AsyncReservation", "Cost", "Reservation", "SettledPolicy", "Settlement", "settlement_of"]
+__all__ = ["AsyncReservation", "Cost", "Reservation", "SettledPolicy", "Settlement", "awaited", "keep", "settlement_of"]
 
 #: A number, or up to 16 numbers by name, such as `{"input": 900, "output": 4096}`.
 Cost = int | Mapping[str, int]
@@ -218,3 +219,23 @@ class AsyncReservation(_Held):
         except SlidegateError:
             if error is None:
                 raise
+
+
+async def awaited(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def keep(reservation: Reservation | AsyncReservation) -> None:
+    """Settles in parts what is recorded, and keeps the rest held."""
+    settled: Cost | None = None
+    while reservation.is_open:
+        await asyncio.sleep(min(1.0, reservation.ttl / 3))
+        recorded = reservation.recorded
+        try:
+            if recorded is not None and recorded != settled:
+                await awaited(reservation.settle_so_far(recorded))
+                settled = recorded
+            elif reservation.needs_extension:
+                await awaited(reservation.extend())
+        except SlidegateError:
+            pass  # the next part includes this one

@@ -9,7 +9,7 @@ import http
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ._middleware import PROBLEM_HEADERS, Asked, Refund, Rule, ask_sync, problem_body, require_sync
+from ._middleware import PROBLEM_HEADERS, Asked, Refund, Rule, problem_body, require_sync
 from .decision import Decision
 from .errors import SlidegateError
 
@@ -40,7 +40,7 @@ class RateLimit:
         if self._rule.skips(environ):
             return self._app(environ, start_response)
         asked = self._asked(environ)
-        decision: Decision = ask_sync(self._rule.limit, "check", asked)
+        decision: Decision = self._rule.ask_sync("check", asked)
         environ["slidegate.decision"] = decision
         refund = Refund(self._rule, asked, decision)
 
@@ -74,7 +74,7 @@ class RateLimit:
     def _give_back(self, refund: Refund, status: int) -> None:
         for one in refund.of(status):
             try:
-                ask_sync(self._rule.limit, "refund", one)
+                self._rule.ask_sync("refund", one)
             except SlidegateError:
                 pass  # the charge stays
 

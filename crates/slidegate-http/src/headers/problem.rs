@@ -14,7 +14,7 @@ use slidegate::{Decision, Decisions, Quota, Reason};
 ///
 /// | what denies the request | type | status |
 /// |---|---|---|
-/// | [a full quota](Reason::OverLimit) | `quota-exceeded` | 429 |
+/// | [a full quota](Reason::OverLimit), or [too many who wait](Reason::QueueFull) | `quota-exceeded` | 429 |
 /// | [a block](Reason::Blocked) | `abnormal-usage-detected` | 429 |
 /// | [too many open reservations of the key](Reason::TooManyHolds) | `quota-exceeded` | 429 |
 /// | [a store that is full](Reason::StoreFull) or [unavailable](Reason::StoreUnavailable) | `temporary-reduced-capacity` | 503 |
@@ -90,7 +90,7 @@ impl<'d> Problem<'d> {
     fn new(strictest: &NamedDecision<'_>, detail: String, violated_policies: Vec<&'d str>) -> Self {
         let reason = strictest.decision.reason().unwrap_or(Reason::OverLimit);
         let (type_uri, title, status) = match reason {
-            Reason::OverLimit | Reason::TooManyHolds => (
+            Reason::OverLimit | Reason::TooManyHolds | Reason::QueueFull => (
                 "https://iana.org/assignments/http-problem-types#quota-exceeded",
                 "Request cannot be satisfied as assigned quota has been exceeded",
                 429,

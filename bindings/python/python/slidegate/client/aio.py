@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 import time
@@ -14,6 +15,7 @@ from typing import Any, Literal, cast
 from ..decision import Decision
 from ..errors import SlidegateError
 from ..reservation import AsyncReservation, Cost, Settlement
+from ..waiting import DEFAULT_WAIT, Turns
 from .calls import (
     DEFAULT_MAX_CONNECTIONS,
     DEFAULT_SETTLE_TIMEOUT,
@@ -34,7 +36,7 @@ __all__ = ["AsyncClient"]
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class AsyncClient:
+class AsyncClient(Turns[Mapping[str, str]]):
     """As `Client`, for asyncio and uvloop. Its connections belong to the running event loop."""
 
     def __init__(
@@ -72,6 +74,18 @@ class AsyncClient:
             self._calls.decide("/v1/check", attributes, cost, policy, idempotency_key)
         )
 
+    async def acquire(
+        self,
+        attributes: Mapping[str, str],
+        *,
+        cost: Cost | None = None,
+        policy: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Decision:
+        """Cancelled, it loses its place in the queue."""
+        return await self._run(self._calls.decide("/v1/acquire", attributes, cost, policy, idempotency_key, timeout))
+
     async def peek(
         self, attributes: Mapping[str, str], *, cost: Cost | None = None, policy: str | None = None
     ) -> Decision:
@@ -106,6 +120,21 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> AsyncReservation:
         steps = self._calls.reserve(attributes, cost, policy, ttl, idempotency_key)
+        decision, ticket, lasts = await self._run(steps)
+        return AsyncReservation(decision, ticket, lasts, self._change)
+
+    async def acquire_reservation(
+        self,
+        attributes: Mapping[str, str],
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> AsyncReservation:
+        """As `reserve`, but waits for its turn as `acquire` does, for whole seconds: `timeout` is rounded up."""
+        steps = self._calls.reserve(attributes, cost, policy, ttl, idempotency_key, timeout)
         decision, ticket, lasts = await self._run(steps)
         return AsyncReservation(decision, ticket, lasts, self._change)
 
@@ -175,7 +204,7 @@ class AsyncClient:
         if pool is None or not pool.is_of(loop):
             # Those of another loop are closed with it.
             self._pool = pool = _Pool(loop, self._calls.max_connections)
-        async with pool.places:
+        async with contextlib.nullcontext() if exchange.is_waiting else pool.places:
             streams = pool.take() or await self._connect()
             received, sent = streams
             reader = ResponseReader(exchange.max_answer)
@@ -206,6 +235,7 @@ class _Pool:
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = loop
         self._pid = os.getpid()
+        self._most = most
         self._idle: list[tuple[float, _Streams]] = []
         self.places = asyncio.Semaphore(most)
 
@@ -223,7 +253,10 @@ class _Pool:
         return None
 
     def give(self, streams: _Streams) -> None:
-        self._idle.append((time.monotonic(), streams))
+        if len(self._idle) < self._most:
+            self._idle.append((time.monotonic(), streams))
+        else:
+            streams[1].close()  # of one that waited
 
     def close(self) -> None:
         while self._idle:

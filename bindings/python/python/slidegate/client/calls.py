@@ -7,15 +7,17 @@ for threads and for asyncio run the same ones.
 from __future__ import annotations
 
 import json
+import math
 import random
 import ssl
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
+from .._middleware import seconds
 from ..decision import Decision, PolicyDecision, wait
 from ..errors import InvalidRequest, SlidegateError, error_of
 from ..reservation import Cost, SettledPolicy, Settlement
@@ -24,6 +26,8 @@ __all__ = ["Calls", "Exchange", "Key", "Pause", "Reply", "Service"]
 
 #: Seconds. A service nearby answers within 1 ms, and within 50 ms if its shared store is down.
 DEFAULT_TIMEOUT = 0.1
+#: Seconds for which the service waits at most.
+MAX_WAIT = 60.0
 #: Seconds for which a final settlement or a cancellation is repeated.
 DEFAULT_SETTLE_TIMEOUT = 5.0
 DEFAULT_MAX_CONNECTIONS = 64
@@ -84,6 +88,8 @@ class Exchange:
     max_answer: int
     #: By `time.monotonic`.
     deadline: float
+    #: Whether the service waits before it answers. Those who wait take no connection from others.
+    is_waiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,11 +171,15 @@ class Calls:
         cost: Cost | None,
         policy: str | None,
         idempotency_key: str | None = None,
+        wait: float | None = None,
     ) -> Steps[Decision]:
-        """A check or a peek, which always has a decision."""
+        """A check, a peek or an acquisition, which always has a decision."""
         try:
             body = _request(attributes, cost, policy)
-            reply = yield self._post(path, body, idempotency_key=idempotency_key)
+            if wait is not None:
+                wait = min(seconds(wait), MAX_WAIT)
+                body["timeout_ms"] = round(wait * 1000)
+            reply = yield self._post(path, body, idempotency_key=idempotency_key, wait=wait)
             return _decision(reply)[0]
         except SlidegateError as error:
             return self._failed(error)
@@ -181,11 +191,17 @@ class Calls:
         policy: str | None,
         ttl: timedelta | None,
         idempotency_key: str | None,
+        wait: float | None = None,
     ) -> Steps[tuple[Decision, str | None, float]]:
         """A reservation: its decision, its ticket and the seconds that it lasts."""
         try:
             body = _request(attributes, cost, policy) | _ttl(ttl)
-            reply = yield self._post("/v1/reserve", body, idempotency_key=idempotency_key)
+            extra = ""
+            if wait is not None:
+                # The field has whole seconds.
+                wait = math.ceil(min(seconds(wait), MAX_WAIT))
+                extra = f"Prefer: wait={wait}\r\n"
+            reply = yield self._post("/v1/reserve", body, idempotency_key=idempotency_key, wait=wait, extra=extra)
             decision, members = _decision(reply)
         except SlidegateError as error:
             return self._failed(error), None, 0.0
@@ -306,20 +322,22 @@ class Calls:
         idempotency_key: str | None = None,
         is_batch: bool = False,
         timeout: float | None = None,
+        wait: float | None = None,
+        extra: str = "",
     ) -> Exchange:
         data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         most = MAX_BATCH_BYTES if is_batch else MAX_BODY_BYTES
         if len(data) > most:
             # The service would close the connection, which looks like an outage.
             raise _invalid(f"the request has {len(data)} bytes: must be at most {most}", field="attributes")
-        extra = ""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= 128 or not all("!" <= char <= "~" for char in idempotency_key):
                 text = "invalid idempotency key: must be 1 to 128 visible ASCII characters"
                 raise _invalid(text, field="Idempotency-Key")
-            extra = f"Idempotency-Key: {idempotency_key}\r\n"
+            extra += f"Idempotency-Key: {idempotency_key}\r\n"
         most_read = MAX_BATCH_ANSWER_BYTES if is_batch else MAX_ANSWER_BYTES
-        return self._exchange("POST", path, data, extra, most_read, timeout or self.timeout)
+        exchange = self._exchange("POST", path, data, extra, most_read, (timeout or self.timeout) + (wait or 0))
+        return exchange if wait is None else replace(exchange, is_waiting=True)
 
     def _exchange(self, method: str, path: str, data: bytes, extra: str, most: int, timeout: float) -> Exchange:
         head = f"{method} {self.service.prefix}{path} HTTP/1.1\r\n{self._fields}\r\n{extra}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -17,6 +18,7 @@ from typing import Any, Literal, cast
 from ..decision import Decision
 from ..errors import SlidegateError
 from ..reservation import Cost, Reservation, Settlement
+from ..waiting import DEFAULT_WAIT, Turns
 from .calls import (
     DEFAULT_MAX_CONNECTIONS,
     DEFAULT_SETTLE_TIMEOUT,
@@ -37,7 +39,7 @@ __all__ = ["Client"]
 MAX_IDLE_SECONDS = 30.0
 
 
-class Client:
+class Client(Turns[Mapping[str, str]]):
     """Calls one slidegate service, or a load balancer in front of several. Threads may share it, and it may be forked.
 
     `url` is `http://127.0.0.1:7979`, `https://host/prefix` or `unix:///path/to/socket`. `token` goes to that host only:
@@ -80,6 +82,19 @@ class Client:
         """Decides a request, and charges it if it is allowed."""
         return self._run(self._calls.decide("/v1/check", attributes, cost, policy, idempotency_key))
 
+    def acquire(
+        self,
+        attributes: Mapping[str, str],
+        *,
+        cost: Cost | None = None,
+        policy: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Decision:
+        """As `check`, but waits for its turn up to `timeout` seconds, at most 60: first come, first served for each
+        key. It is denied if there is no turn in time, as soon as that is certain, and charged only if it is allowed."""
+        return self._run(self._calls.decide("/v1/acquire", attributes, cost, policy, idempotency_key, timeout))
+
     def peek(self, attributes: Mapping[str, str], *, cost: Cost | None = None, policy: str | None = None) -> Decision:
         """Decides a request without charging it."""
         return self._run(self._calls.decide("/v1/peek", attributes, cost, policy))
@@ -120,6 +135,21 @@ class Client:
     ) -> Reservation:
         """Decides a request, and holds its cost if it is allowed, for `ttl` unless it is settled or extended."""
         decision, ticket, lasts = self._run(self._calls.reserve(attributes, cost, policy, ttl, idempotency_key))
+        return Reservation(decision, ticket, lasts, self._change)
+
+    def acquire_reservation(
+        self,
+        attributes: Mapping[str, str],
+        *,
+        cost: Cost | None = None,
+        ttl: timedelta | None = None,
+        policy: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float = DEFAULT_WAIT,
+    ) -> Reservation:
+        """As `reserve`, but waits for its turn as `acquire` does, for whole seconds: `timeout` is rounded up."""
+        steps = self._calls.reserve(attributes, cost, policy, ttl, idempotency_key, timeout)
+        decision, ticket, lasts = self._run(steps)
         return Reservation(decision, ticket, lasts, self._change)
 
     def settle(self, ticket: str, cost: Cost) -> Settlement:
@@ -182,7 +212,7 @@ class Client:
                 error = SlidegateError("unavailable", f"{self._calls.service.host_field}: {failure}")
 
     def _exchange(self, exchange: Exchange) -> Reply:
-        with self._pool.place(exchange.deadline):
+        with self._pool.place(exchange):
             connection = self._pool.take() or self._connect(exchange.deadline)
             reader = ResponseReader(exchange.max_answer)
             try:
@@ -242,12 +272,14 @@ class _Pool:
         self._idle: deque[tuple[float, socket.socket]] = deque()
         self._places = threading.BoundedSemaphore(self._most)
 
-    def place(self, deadline: float) -> _Place:
+    def place(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
         if self._pid != os.getpid():
             for _, connection in self._idle:
                 _detach(connection)
             self._start()
-        if not self._places.acquire(timeout=_left(deadline)):
+        if exchange.is_waiting:
+            return contextlib.nullcontext()
+        if not self._places.acquire(timeout=_left(exchange.deadline)):
             raise TimeoutError
         return _Place(self._places)
 
@@ -264,7 +296,10 @@ class _Pool:
         return None
 
     def give(self, connection: socket.socket) -> None:
-        self._idle.append((time.monotonic(), connection))
+        if len(self._idle) < self._most:
+            self._idle.append((time.monotonic(), connection))
+        else:
+            connection.close()  # of one that waited
 
     def close(self) -> None:
         while self._idle:
