@@ -36,7 +36,7 @@ pub(crate) use policy_counters::{Counts, HoldOutcome};
 pub(crate) use redaction::Redactor;
 pub(crate) use top::{By, KeyCount, Ranking};
 pub(crate) use traces::Spans;
-pub(crate) use waits::{MAX_WAITING, TurnOutcome};
+pub(crate) use waits::{MAX_WAITING, TurnOutcome, Waits};
 
 /// All verbs, in discriminant order.
 pub(crate) const VERBS: [Verb; 4] = [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize];

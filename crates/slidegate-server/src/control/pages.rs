@@ -37,6 +37,7 @@ mod page;
 mod parts;
 mod stream;
 pub(crate) mod top;
+mod wait_metrics;
 
 /// Default number of events in a response.
 const EVENTS: usize = 100;

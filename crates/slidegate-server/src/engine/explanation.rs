@@ -123,6 +123,9 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
         Some(Reason::TooManyHolds) => {
             return said.push_str("; it has as many open reservations as a key may have");
         }
+        Some(Reason::QueueFull) => {
+            return said.push_str("; as many requests wait for their turn as may");
+        }
         Some(Reason::StoreFull) => {
             return said.push_str("; the server has no room for more open reservations under this policy");
         }

@@ -75,7 +75,7 @@ pub(crate) struct Event {
     cost: Amount,
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
-    /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`;
+    /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full`, `queue_full` or `store_unavailable`;
     /// `expired`; `threshold`; `escalated`; `closed`.
     reason: &'static str,
     /// The share of the limit that was reached, in percent.

@@ -102,6 +102,22 @@ impl Waits {
         self.outcomes[outcome as usize].load(Relaxed)
     }
 
+    /// How long this share of the calls that got a turn waited at most, to the bounds of the histogram. `None` without any,
+    /// or beyond the last bound.
+    pub(crate) fn within(&self, share: f64) -> Option<Duration> {
+        let reading = self.time.read();
+        #[allow(clippy::cast_precision_loss)] // a share needs no more digits
+        let wanted = reading.count as f64 * share;
+        let mut sum = 0;
+        let bound = reading.buckets.iter().find(|(_, count)| {
+            sum += count;
+            #[allow(clippy::cast_precision_loss)] // as above
+            let is_reached = sum > 0 && sum as f64 >= wanted;
+            is_reached
+        });
+        bound.filter(|(end, _)| end.is_finite()).map(|(end, _)| Duration::from_secs_f64(*end))
+    }
+
     fn count(&self, outcome: TurnOutcome) {
         self.outcomes[outcome as usize].fetch_add(1, Relaxed);
     }

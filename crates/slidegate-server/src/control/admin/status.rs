@@ -22,7 +22,7 @@ use crate::control::state::Admin;
 use crate::engine::snapshots::{RejectedSnapshot, Snapshots};
 use crate::engine::{App, StoreState};
 use crate::listener::{Connection, ConnectionBudget, ConnectionCaps};
-use crate::record::Spans;
+use crate::record::{Spans, TurnOutcome, Waits};
 use crate::wire::ports::Listener;
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
@@ -50,8 +50,46 @@ pub(crate) struct Status<'a> {
     snapshot: Option<SnapshotBody<'a>>,
     changes: ChangeStatus,
     policies: Findings,
+    waiting: WaitStatus,
     /// Notifications that were not reported, and messages that did not reach the webhook, since the start.
     undelivered: u64,
+}
+
+/// Calls of this instance that [wait for their turn](waiting.md), and what became of those before, since the start.
+#[derive(Serialize, JsonSchema)]
+struct WaitStatus {
+    /// Calls that wait now.
+    now: usize,
+    /// How long the oldest of them has waited.
+    oldest_ms: u64,
+    /// Calls that were admitted, at once or after a wait.
+    turns: u64,
+    /// Calls denied because there was no turn in time.
+    late: u64,
+    /// Calls denied because as many waited as may.
+    full: u64,
+    /// Calls whose client hung up.
+    gone: u64,
+    /// How long half of the admitted calls waited at most, rounded up to 1, 2, 5, 10 and so on. `null`: none was admitted.
+    p50_ms: Option<u64>,
+    /// How long 99 of 100 of them waited at most.
+    p99_ms: Option<u64>,
+}
+
+impl WaitStatus {
+    fn of(waits: &Waits) -> Self {
+        let ((now, oldest), count) = (waits.now(), |outcome| waits.count_of(outcome));
+        Self {
+            now,
+            oldest_ms: millis(oldest),
+            turns: count(TurnOutcome::Turn),
+            late: count(TurnOutcome::Late),
+            full: count(TurnOutcome::Full),
+            gone: count(TurnOutcome::Gone),
+            p50_ms: waits.within(0.5).map(millis),
+            p99_ms: waits.within(0.99).map(millis),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -344,6 +382,7 @@ pub(super) async fn status(
         snapshot: app.snapshots.as_ref().map(SnapshotBody::of),
         changes: ChangeStatus::of(&admin),
         policies: Findings::of(&admin, fleet.as_ref()),
+        waiting: WaitStatus::of(&observer.waits),
         undelivered: undelivered(observer),
     }))
 }

@@ -20,6 +20,7 @@ use super::envoy_metrics::EnvoyMetrics;
 use super::findings::Findings;
 use super::lease_metrics::leases;
 use super::page::Page;
+use super::wait_metrics::waits;
 use crate::access::attempts::AuthAttempts;
 use crate::caller::Protocol;
 use crate::clock::{millis, now_ms};
@@ -128,7 +129,8 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     }
     let dropped =
         "Keys evicted from a full memory store while they still counted; they may be denied too long";
-    page.total("keys_dropped", dropped, memory.dropped)
+    page.total("keys_dropped", dropped, memory.dropped)?;
+    waits(page, &observer.waits)
 }
 
 fn connections(page: &mut Page<'_>, budget: &ConnectionBudget) -> fmt::Result {
