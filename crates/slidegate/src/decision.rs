@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::amount::{Amount, MILLION};
 use crate::time::Timestamp;
-use crate::waiting::Cause;
 
 /// Whether a request is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -229,12 +228,12 @@ impl Decision {
     }
 
     /// Makes of a peek the denial of a request that got no turn while it waited behind others.
-    pub(crate) fn deny_behind(&mut self, cause: &Cause) {
+    pub(crate) fn deny_behind(&mut self, retry_after: Option<Duration>, is_queue_full: bool) {
         let own = if self.is_denied() { self.waits.retry_us } else { 0 };
-        let behind = cause.retry_after().or(self.frees_after()).unwrap_or_default();
+        let behind = retry_after.or(self.frees_after()).unwrap_or_default();
         self.verdict = Verdict::Deny;
         self.waits.retry_us = own.max(u64::try_from(behind.as_micros()).unwrap_or(Waits::NEVER - 1));
-        if matches!(cause, Cause::Full { .. }) {
+        if is_queue_full {
             self.hold_bound = Some(HoldBound::OfQueue);
         }
     }

@@ -60,6 +60,7 @@ pub use crate::policy_reset::{PolicyKeys, PolicyReset, ResetCursor, ScannedKeys}
 pub use crate::quota::LastQuota;
 pub use crate::ticket::TicketSecret;
 pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};
+pub use crate::waiting::watch::{OnFreed, Watch};
 pub use memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};
 pub use memory::{MemoryEstimate, MemoryStats, MemoryStoreBuilder};
 
@@ -144,15 +145,6 @@ pub trait Store: fmt::Debug + Send + Sync {
         let _ = (policy, from, keys);
         ready(Err(Error::store(CANNOT_RESET_POLICY)))
     }
-}
-
-/// Called when another process has freed cost of a key.
-pub type OnFreed = Arc<dyn Fn() + Send + Sync>;
-
-/// A key that callers of this process wait for, in a store that other processes share. Dropping it ends the watch.
-pub trait Watch: Send + Sync {
-    /// How many other processes have callers that wait for the key.
-    fn others(&self) -> usize;
 }
 
 /// A store in this process, which decides at once: each method as the one of [`Store`].

@@ -8,6 +8,7 @@ use crate::time::millis_ceil;
 
 pub(crate) mod queue_key;
 pub(crate) mod queues;
+pub(crate) mod watch;
 
 /// Bounds on the number of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +89,11 @@ impl NotAcquired {
 }
 
 impl Cause {
+    /// Whether as many wait as may.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Full { .. })
+    }
+
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Late { retry_after, .. } | Self::Full { retry_after, .. } => *retry_after,

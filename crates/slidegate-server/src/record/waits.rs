@@ -1,6 +1,7 @@
 //! Calls that wait for their turn: how many may, how many do, for how long, and what becomes of them.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,7 +9,6 @@ use std::time::{Duration, Instant};
 use slidegate::shares::Shares;
 
 use super::histogram::Histogram;
-use crate::listener::Connection;
 use crate::log_limit::group_key;
 
 /// Maximum calls that wait, each with its connection. A client may have as many as are free, so at most half.
@@ -77,8 +77,8 @@ impl Waits {
     }
 
     /// A place for a call of this client. `None` if the client has as many as are free.
-    pub(crate) fn enter(&self, client: Connection) -> Option<WaitingCall<'_>> {
-        let owner = client.peer.map(group_key);
+    pub(crate) fn enter(&self, client: Option<IpAddr>) -> Option<WaitingCall<'_>> {
+        let owner = client.map(group_key);
         let (mut waiting, since) = (self.lock(), Instant::now());
         if !waiting.shares.take(&owner, 1) {
             self.count(TurnOutcome::Full);

@@ -10,19 +10,19 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response_with_state};
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
 use http_body_util::Full;
-use reply::{AppAnswer, AppState, call, ok, status_of, undecided};
+use reply::{AppAnswer, AppState, call, ok, respond};
 use request::{MAX_BODY, RequestBody};
 use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::acquire::Patience;
 use slidegate::store::MemoryStats;
-use slidegate::{Decisions, verb::Verb};
+use slidegate::verb::Verb;
 
 use crate::access::{self, Action};
 use crate::audit;
@@ -31,7 +31,6 @@ use crate::engine::App;
 use crate::engine::StoreState;
 use crate::engine::decide::TurnTerms;
 use crate::listener::{Connection, TrackedBody};
-use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 use crate::wire::routes::Routes;
@@ -162,34 +161,6 @@ where
         }
         respond(app, verb, &decisions, headers)
     }
-}
-
-/// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
-/// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
-/// rate-limit headers. `reused` is a map that is no longer needed.
-fn respond<O: From<Vec<u8>>>(
-    app: &App,
-    verb: Verb,
-    decisions: &Decisions<'_>,
-    reused: HeaderMap,
-) -> Result<HttpResponse<O>, Problem> {
-    if let Some(error) = decisions.error() {
-        return Err(undecided(&error));
-    }
-    let (status, media_type) = status_of(verb, decisions);
-    let mut response = HttpResponse::new(O::from(answer::one(decisions)));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    *headers = reused;
-    headers.clear();
-    headers.reserve(fields::USUAL);
-    headers.insert(header::CONTENT_TYPE, media_type);
-    if verb == Verb::Check {
-        fields::insert(headers, &app.headers, decisions);
-    } else {
-        headers.insert(header::CACHE_CONTROL, NO_STORE);
-    }
-    Ok(response)
 }
 
 async fn reset(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {

@@ -150,7 +150,7 @@ impl Decisions<'_> {
     pub(super) fn deny_behind(&mut self, verb: Option<Verb>, at: usize, cause: &Cause) {
         self.verb = verb;
         if let Some(placed) = self.placed.get_mut(at) {
-            placed.decision.deny_behind(cause);
+            placed.decision.deny_behind(cause.retry_after(), cause.is_full());
         }
     }
 

@@ -88,7 +88,7 @@ impl<'l> Acquire<'l> {
             Ok(decision) | Err((_, Some(decision))) => decision,
             Err((cause, None)) => {
                 let mut decision = limiter.peek_cost(key, cost);
-                decision.deny_behind(&cause);
+                decision.deny_behind(cause.retry_after(), cause.is_full());
                 decision
             }
         }

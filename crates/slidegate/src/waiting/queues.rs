@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use super::watch::{OnFreed, Watch};
 use super::{Cause, MaxWaiting};
-use crate::store::{OnFreed, Watch};
 use crate::time::{instant, jitter};
 
 /// A waiter, and what it waits for.
@@ -114,7 +114,7 @@ impl<A, K> Refused<A, K> {
     /// Whether as many wait as may.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self.cause, Cause::Full { .. })
+        self.cause.is_full()
     }
 }
 

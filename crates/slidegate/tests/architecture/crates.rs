@@ -95,7 +95,8 @@ const REDIS: &Table = &[
     ("reply", &["call"]),
     ("denial_cache", &["call"]),
     ("leases", &["call", "names", "reply"]),
-    ("invalidation", &["denial_cache", "leases"]),
+    ("waiters", &[]),
+    ("invalidation", &["denial_cache", "leases", "waiters"]),
     (
         "calls",
         &[

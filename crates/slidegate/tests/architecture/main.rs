@@ -71,6 +71,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "time",
             "usage",
             "verb",
+            "waiting",
         ],
     ),
     (

@@ -104,6 +104,8 @@ const MODULES: &[(&str, &[&str])] = &[
         "wire/auth",
         &[
             "engine",
+            "limits",
+            "listener",
             "caller",
             "config",
             "wire/fields",

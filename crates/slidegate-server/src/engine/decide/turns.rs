@@ -80,7 +80,9 @@ impl Call<'_> {
 impl Engine {
     /// The answer, admitted or denied. An error is one that waited behind others, or not at all.
     async fn take_turn<A: Ask>(&self, ask: &A, client: Connection) -> Result<A::Answer, NoTurn<A::Answer>> {
-        let Some(place) = self.observer.waits.enter(client) else { return Err(NoTurn::full(MAX_WAITING)) };
+        let Some(place) = self.observer.waits.enter(client.peer) else {
+            return Err(NoTurn::full(MAX_WAITING));
+        };
         match self.store.take_turn(ask).await {
             Ok(answer) => {
                 place.end(TurnOutcome::Turn);

@@ -14,10 +14,10 @@ use slidegate::acquire::Patience;
 use slidegate::{Policy, verb::Verb};
 
 use super::cost::Cost;
-use super::reply::{AppAnswer, AppState, call};
+use super::idempotency;
+use super::reply::{AppAnswer, AppState, call, respond};
 use super::request::{Attributes, MAX_BODY, RequestBody};
 use super::text::Text;
-use super::{idempotency, respond};
 use crate::engine::App;
 use crate::engine::decide::TurnTerms;
 use crate::limits::MAX_WAIT;

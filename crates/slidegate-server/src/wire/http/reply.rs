@@ -7,10 +7,11 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use slidegate::{Decisions, Error, Reason, verb::Verb};
 
+use super::answer;
 use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::decide::Call;
-use crate::wire::fields::NO_STORE;
+use crate::wire::fields::{self, NO_STORE};
 use crate::wire::problem::{self, Problem};
 
 pub(super) type AppState = State<Arc<App>>;
@@ -30,6 +31,34 @@ pub(super) fn status_of(verb: Verb, decisions: &Decisions<'_>) -> (StatusCode, H
         (Verb::Check, Some(_)) => (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE),
         _ => (StatusCode::OK, JSON),
     }
+}
+
+/// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
+/// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
+/// rate-limit headers. `reused` is a map that is no longer needed.
+pub(super) fn respond<O: From<Vec<u8>>>(
+    app: &App,
+    verb: Verb,
+    decisions: &Decisions<'_>,
+    reused: HeaderMap,
+) -> Result<HttpResponse<O>, Problem> {
+    if let Some(error) = decisions.error() {
+        return Err(undecided(&error));
+    }
+    let (status, media_type) = status_of(verb, decisions);
+    let mut response = HttpResponse::new(O::from(answer::one(decisions)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    *headers = reused;
+    headers.clear();
+    headers.reserve(fields::USUAL);
+    headers.insert(header::CONTENT_TYPE, media_type);
+    if verb == Verb::Check {
+        fields::insert(headers, &app.headers, decisions);
+    } else {
+        headers.insert(header::CACHE_CONTROL, NO_STORE);
+    }
+    Ok(response)
 }
 
 /// A cost that no policy counts, or a named policy that was removed between the parsing of the
