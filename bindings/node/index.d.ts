@@ -2,8 +2,11 @@
 
 export { Client, type ClientOptions } from "./lib/client.js";
 
-/** Why a request is denied. `invalid` is a request that could not be counted, see `Decision.error`. */
-export type Reason = "over_limit" | "blocked" | "too_many_holds" | "store_full" | "store_unavailable" | "invalid";
+/**
+ * Why a request is denied. `queue_full`: it was to wait for its turn, and as many wait as may. `invalid`: it could not be
+ * counted, see `Decision.error`.
+ */
+export type Reason = "over_limit" | "blocked" | "too_many_holds" | "store_full" | "queue_full" | "store_unavailable" | "invalid";
 
 /** Where a decision comes from. The last three are of a client without its service. */
 export type Source = "store" | "cached" | "leased" | "local" | "allow" | "deny" | "fail_open" | "fail_closed" | "invalid";
@@ -77,13 +80,52 @@ export class Decision {
 }
 
 export class SlidegateError extends Error {
-  constructor(code: string, message: string, details?: { status?: number; field?: string; cause?: unknown });
-  /** Such as `invalid_quota`, `invalid_policy`, `invalid_request`, `invalid_options`, `unknown_policy`, `invalid_ticket`, `store`, `timeout` or `unavailable`. */
+  constructor(code: string, message: string, details?: { status?: number; field?: string; cause?: unknown; decision?: Decision });
+  /** Such as `invalid_quota`, `invalid_policy`, `invalid_request`, `invalid_options`, `unknown_policy`, `invalid_ticket`, `denied`, `store`, `timeout` or `unavailable`. */
   readonly code: string;
   /** Of the service's response. */
   readonly status?: number;
   /** The invalid member of the request, such as `attributes.ip`. */
   readonly field?: string;
+  /** Of `denied`: no turn came in time. */
+  readonly decision?: Decision;
+  /** Of `denied`: until the same call fits, in milliseconds; null if it never does. */
+  readonly retryAfterMs?: number | null;
+}
+
+export interface WaitOptions {
+  /**
+   * The longest wait, 0 to 3,600,000 ms; of a `Client` at most 60,000. Default: 10,000. What cannot get its turn in that
+   * time is denied at once. With 0, it is decided at once, but does not overtake those who wait.
+   */
+  timeoutMs?: number;
+  /** Aborted, it takes the call out of its queue, charges nothing, and rejects with its reason. */
+  signal?: AbortSignal;
+}
+
+/** A value, or a function of the arguments of the call that waits. */
+export type OfCall<Value, Args extends any[]> = Value | ((...args: Args) => Value | Promise<Value>);
+
+/** Options of `wrap` and `schedule`. `Subject` is what a limiter or a gate counts by. */
+export type TurnOptions<Subject, Args extends any[]> = WaitOptions & { [Name in keyof Subject]?: OfCall<Subject[Name], Args> };
+
+/** Calls functions when they have their turn. */
+export interface Turns<Subject> {
+  /**
+   * A function that waits for its turn, and then calls `fn` with its arguments and its `this`. If no turn comes in time,
+   * it rejects with a SlidegateError whose code is `denied`, and does not call `fn`.
+   */
+  wrap<This, Args extends any[], Result>(
+    fn: (this: This, ...args: Args) => Result,
+    options?: TurnOptions<Subject, Args>,
+  ): (this: This, ...args: Args) => Promise<Awaited<Result>>;
+  /** Waits for a turn, and then calls `fn(...args)`. */
+  schedule<Args extends any[], Result>(fn: (...args: Args) => Result, ...args: Args): Promise<Awaited<Result>>;
+  schedule<Args extends any[], Result>(
+    options: TurnOptions<Subject, Args>,
+    fn: (...args: Args) => Result,
+    ...args: Args
+  ): Promise<Awaited<Result>>;
 }
 
 export type Quota = string | { limit: number; window: string };
@@ -99,18 +141,30 @@ export interface LimiterOptions extends QuotaOptions {
   clock?: ManualClock;
   /** Most keys in memory; the least recently used are dropped. */
   maxKeys?: number;
+  /** How many may wait for one key; more are denied with `queue_full`. Default: 1024. */
+  maxWaiting?: number;
   /** The name in header fields and denials. Default: `default`. */
   name?: string;
   /** The name by which the worker threads of a process share one limiter. */
   shared?: string;
 }
 
+/** What a limiter counts by. The key is `default` if calls name none. */
+export interface KeySubject {
+  key: string;
+  cost: number;
+}
+
+export interface Limiter extends Turns<KeySubject> {}
+
 /** One quota, many keys, in the memory of the process. */
 export class Limiter {
   constructor(quota: Quota, options?: LimiterOptions);
-  static shared(name: string, quota: Quota, options?: Omit<LimiterOptions, "shared" | "clock" | "maxKeys">): Limiter;
+  static shared(name: string, quota: Quota, options?: Omit<LimiterOptions, "shared" | "clock" | "maxKeys" | "maxWaiting">): Limiter;
   allows(key: string, cost?: number): boolean;
   check(key: string, cost?: number): Decision;
+  /** Waits for its turn instead of being denied: first come, first served for each key. Charges nothing while it waits. */
+  acquire(key: string, options?: WaitOptions & { cost?: number }): Promise<Decision>;
   peek(key: string, cost?: number): Decision;
   refund(key: string, cost?: number): Decision;
   penalize(key: string, cost?: number): Decision;
@@ -136,9 +190,29 @@ export interface CheckOptions extends RequestOptions {
   idempotencyKey?: string;
 }
 
+export interface AcquireOptions extends WaitOptions, RequestOptions {
+  cost?: Cost;
+}
+
 export interface ReserveOptions extends CheckOptions {
   /** How long the cost is held unless it is settled or extended: 1 to 3,600,000. */
   ttlMs?: number;
+}
+
+/** A gate takes no `idempotencyKey` with them. */
+export interface WaitingReserveOptions extends ReserveOptions {
+  /** The longest wait for a turn, 0 to 3,600,000 ms; of a `Client` at most 60,000, in whole seconds, rounded up. */
+  waitMs: number;
+  signal?: AbortSignal;
+}
+
+/** What gates and the service count by. */
+export interface RequestSubject {
+  attributes: Attributes;
+  cost: Cost;
+  policy: string;
+  /** Holds the cost, and permits of policies with `in_flight`, until the function has ended; then it is charged. */
+  reserve: { ttlMs?: number };
 }
 
 export interface Extension {
@@ -189,20 +263,27 @@ export interface HeaderOptions {
 export interface GateOptions {
   clock?: ManualClock;
   maxKeys?: number;
+  /** How many may wait for one key; more are denied with `queue_full`. Default: 1024. */
+  maxWaiting?: number;
   headers?: HeaderOptions;
   /** What the policies are called in error messages. */
   name?: string;
 }
+
+export interface Gate extends Turns<RequestSubject> {}
 
 /** Many policies, one verdict, in the memory of the process. */
 export class Gate {
   constructor(policies: Policies, options?: GateOptions);
   static fromFile(path: string | URL, options?: GateOptions): Gate;
   check(attributes: Attributes, cost?: Cost, options?: CheckOptions): Decision;
+  /** Waits for its turn instead of being denied: first come, first served for each key. Charges nothing while it waits. */
+  acquire(attributes: Attributes, options?: AcquireOptions): Promise<Decision>;
   peek(attributes: Attributes, cost?: Cost, options?: RequestOptions): Decision;
   refund(attributes: Attributes, cost?: Cost, options?: RequestOptions): Decision;
   penalize(attributes: Attributes, cost?: Cost, options?: RequestOptions): Decision;
   reset(attributes: Attributes, options?: RequestOptions): boolean;
+  reserve(attributes: Attributes, cost: Cost | undefined, options: WaitingReserveOptions): Promise<Reservation<Settlement>>;
   reserve(attributes: Attributes, cost?: Cost, options?: ReserveOptions): Reservation<Settlement>;
   settle(ticket: string, cost: Cost): Settlement;
   settleSoFar(ticket: string, cost: Cost): Settlement;
@@ -224,18 +305,27 @@ export interface SharedGateOptions {
   hashTag?: string;
   /** Certificates of authorities, in PEM form. */
   caCertificates?: string | Uint8Array;
+  /** How many of this process may wait for one key; more are denied with `queue_full`. Default: 1024. */
+  maxWaiting?: number;
   headers?: HeaderOptions;
 }
+
+export interface SharedGate extends Turns<RequestSubject> {}
 
 /** Many policies over Redis, shared by all processes. An outage is no error: each policy's `on_store_error` decides. */
 export class SharedGate {
   constructor(url: string | URL, policies: Policies, options?: SharedGateOptions);
   check(attributes: Attributes, cost?: Cost, options?: CheckOptions): Promise<Decision>;
+  /**
+   * Waits for its turn instead of being denied: first come, first served for each key within the process. Charges nothing
+   * while it waits; a check that was already sent when its signal is aborted may be charged.
+   */
+  acquire(attributes: Attributes, options?: AcquireOptions): Promise<Decision>;
   peek(attributes: Attributes, cost?: Cost, options?: RequestOptions): Promise<Decision>;
   refund(attributes: Attributes, cost?: Cost, options?: RequestOptions): Promise<Decision>;
   penalize(attributes: Attributes, cost?: Cost, options?: RequestOptions): Promise<Decision>;
   reset(attributes: Attributes, options?: RequestOptions): Promise<boolean>;
-  reserve(attributes: Attributes, cost?: Cost, options?: ReserveOptions): Promise<Reservation<Promise<Settlement>>>;
+  reserve(attributes: Attributes, cost?: Cost, options?: ReserveOptions | WaitingReserveOptions): Promise<Reservation<Promise<Settlement>>>;
   settle(ticket: string, cost: Cost): Promise<Settlement>;
   settleSoFar(ticket: string, cost: Cost): Promise<Settlement>;
   extend(ticket: string, extension?: Extension): Promise<Settlement>;
@@ -243,7 +333,7 @@ export class SharedGate {
   configure(policies: Policies): void;
 }
 
-/** Time that tests advance by hand. */
+/** Time that tests advance by hand. Calls that wait get their turns by it; their `timeoutMs` is of the machine's time. */
 export class ManualClock {
   advance(ms: number): void;
 }

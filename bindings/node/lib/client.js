@@ -3,21 +3,28 @@
 import { Decision } from "./decision.js";
 import { SlidegateError, invalidRequest, shown } from "./errors.js";
 import { HttpCaller, invalidResponse } from "./http-call.js";
-import { attributePairs, checkIdempotencyKey, costPairs, plainObject } from "./request.js";
+import { attributePairs, checkIdempotencyKey, costPairs, plainObject, rejectUnknown } from "./request.js";
 import { Reservation } from "./reservation.js";
+import { Turns, acquireOptions, checkSignal, checkWait } from "./waiting.js";
 
 const PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#";
 const MAX_BATCH = 1000;
 const MAX_PAUSE_MS = 500;
 const LIMIT_FIELD = /ratelimit|^retry-after(-ms)?$/;
 
-export class Client {
+/** The longest that the service lets a call wait. */
+export const MAX_WAIT_MS = 60_000;
+
+export class Client extends Turns {
   #http;
+  #maxWaiting;
+  #waiting = 0;
   #settleTimeoutMs;
   #failsOpen;
 
-  constructor(url, { token, timeoutMs = 100, settleTimeoutMs = 5000, onFailure = "allow", maxConnections = 64, tls } = {}) {
-    for (const [name, value] of Object.entries({ timeoutMs, settleTimeoutMs, maxConnections })) {
+  constructor(url, { token, timeoutMs = 100, settleTimeoutMs = 5000, onFailure = "allow", maxConnections = 64, maxWaiting = 1024, tls } = {}) {
+    super();
+    for (const [name, value] of Object.entries({ timeoutMs, settleTimeoutMs, maxConnections, maxWaiting })) {
       if (!(Number.isInteger(value) && value > 0 && value < 2 ** 31)) {
         throw new SlidegateError("invalid_options", `invalid ${name} ${shown(value)}: must be a whole number above 0`);
       }
@@ -25,14 +32,27 @@ export class Client {
     if (onFailure !== "allow" && onFailure !== "deny") {
       throw new SlidegateError("invalid_options", `invalid onFailure ${shown(onFailure)}: must be "allow" or "deny"`);
     }
-    this.#http = new HttpCaller(url, { token, timeoutMs, maxConnections, tls });
+    this.#http = new HttpCaller(url, { token, timeoutMs, maxConnections, maxWaiting, tls });
+    this.#maxWaiting = maxWaiting;
     this.#settleTimeoutMs = settleTimeoutMs;
     this.#failsOpen = onFailure === "allow";
   }
 
   /** Decides a request, and charges it if it is allowed. Always resolves with a decision. */
   check(attributes, cost = 1, { policy, idempotencyKey } = {}) {
-    return this.#decideOrFail("/v1/check", () => requestBody(attributes, cost, policy), idempotencyKey);
+    return this.#decideOrFail("/v1/check", () => requestBody(attributes, cost, policy), { idempotencyKey });
+  }
+
+  /**
+   * Waits for its turn instead of being denied, behind those who wait for the same keys at that service. Charges nothing
+   * while it waits. Resolves with a decision, or rejects if `signal` is aborted.
+   */
+  async acquire(attributes, options) {
+    const { cost = 1, policy, timeoutMs, signal, ...unknown } = acquireOptions(options, MAX_WAIT_MS);
+    rejectUnknown(unknown);
+    const waitMs = Math.ceil(timeoutMs);
+    const body = () => ({ ...requestBody(attributes, cost, policy), timeout_ms: waitMs });
+    return this.#inQueue(signal, () => this.#decideOrFail("/v1/acquire", body, { waitMs, signal }));
   }
 
   /** Decides a request without charging it. */
@@ -71,11 +91,17 @@ export class Client {
     return existed;
   }
 
-  /** Decides a request, and holds its cost if it is allowed. Without a cost, each policy holds its estimate. */
-  async reserve(attributes, cost, { policy, ttlMs, idempotencyKey } = {}) {
+  /**
+   * Decides a request, and holds its cost if it is allowed. Without a cost, each policy holds its estimate. With `waitMs`,
+   * it waits for its turn.
+   */
+  async reserve(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs, signal } = {}) {
     let held = {};
     const body = () => ({ ...requestBody(attributes, cost, policy), ttl: ttlText(ttlMs) });
-    const decision = await this.#decideOrFail("/v1/reserve", body, idempotencyKey, (answer) => (held = answer));
+    const decide = (turn) => this.#decideOrFail("/v1/reserve", body, { idempotencyKey, ...turn }, (answer) => (held = answer));
+    // In whole seconds, as the header `Prefer` has them.
+    const wholeMs = waitMs === undefined ? undefined : 1000 * Math.ceil(checkWait("waitMs", waitMs, MAX_WAIT_MS) / 1000);
+    const decision = await (waitMs === undefined ? decide() : this.#inQueue(signal, () => decide({ waitMs: wholeMs, signal })));
     return new Reservation(this, decision, held.ticket);
   }
 
@@ -103,13 +129,26 @@ export class Client {
     this.#http.close();
   }
 
-  async #decideOrFail(path, body, idempotencyKey, onAnswer) {
+  /** Makes a call that waits, which takes a connection. */
+  async #inQueue(signal, call) {
+    checkSignal(signal);
+    if (this.#waiting >= this.#maxWaiting) return queueFull(this.#maxWaiting);
+    this.#waiting += 1;
+    try {
+      return await call();
+    } finally {
+      this.#waiting -= 1;
+    }
+  }
+
+  async #decideOrFail(path, body, { idempotencyKey, waitMs, signal } = {}, onAnswer) {
     try {
       checkIdempotencyKey(idempotencyKey);
-      const reply = await this.#decide({ path, body: body(), idempotencyKey });
+      const reply = await this.#decide({ path, body: body(), idempotencyKey, waitMs, signal });
       onAnswer?.(reply.body);
       return decisionOf(reply.body, reply.status, reply.headers);
     } catch (error) {
+      if (signal?.aborted) throw signal.reason;
       return this.#failed(error);
     }
   }
@@ -169,6 +208,12 @@ export class Client {
     const closed = { ...details, source: "fail_closed", status: 503, headers: [["retry-after", String(seconds)]] };
     return new Decision(false, 0, 0, 0, 0, 1000 * seconds, 0, "store_unavailable", closed);
   }
+}
+
+/** The decision on a request that would have to wait for a connection. */
+function queueFull(maxWaiting) {
+  const why = `As many requests wait at the service as this client lets wait: ${maxWaiting}. Retry in 1 second.`;
+  return new Decision(false, 0, 0, 0, 0, 1000, 0, "queue_full", { why, headers: [["retry-after", "1"]] });
 }
 
 function requestBody(attributes, cost, policy) {

@@ -4,17 +4,23 @@ export class SlidegateError extends Error {
   /**
    * @param {string} code
    * @param {string} message says what is invalid, what was given, what is expected and how to fix it
-   * @param {{status?: number, field?: string, cause?: unknown}} [details]
+   * @param {{status?: number, field?: string, cause?: unknown, decision?: object}} [details]
    */
-  constructor(code, message, { status, field, cause } = {}) {
+  constructor(code, message, { status, field, cause, decision } = {}) {
     super(message, cause === undefined ? undefined : { cause });
     this.code = code;
     if (status !== undefined) this.status = status;
     if (field !== undefined) this.field = field;
+    if (decision !== undefined) this.decision = decision;
   }
 
   get name() {
     return "SlidegateError";
+  }
+
+  /** Of a denial. */
+  get retryAfterMs() {
+    return this.decision?.retryAfterMs;
   }
 }
 

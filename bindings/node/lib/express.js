@@ -1,7 +1,7 @@
 // Middleware for Express, Connect and plain `http` servers: `(request, response, next)`.
 
 import { prepare } from "./middleware.js";
-import { linesOf, sendProblem, setHeaders, whenSent } from "./node-response.js";
+import { clientSignal, linesOf, sendProblem, setHeaders, whenSent } from "./node-response.js";
 
 /** The handler finds the decision in `request.rateLimit`, and with `reserve` a `request.reservation`. */
 export function rateLimit(options) {
@@ -12,8 +12,9 @@ export function rateLimit(options) {
 }
 
 async function decide(limit, request, response, denied) {
-  const outcome = await limit.decide(viewOf(request));
+  const outcome = await limit.decide(viewOf(request, response));
   if (outcome === null) return true;
+  if (outcome.isGone) return false;
   const { decision, reservation } = outcome;
   setHeaders(response, decision);
   request.rateLimit = decision;
@@ -27,12 +28,13 @@ async function decide(limit, request, response, denied) {
   return false;
 }
 
-function viewOf(request) {
+function viewOf(request, response) {
   return {
     request,
     method: request.method,
     url: request.originalUrl ?? request.url,
     remoteAddress: request.socket.remoteAddress,
     header: (name) => linesOf(request, name),
+    signal: () => clientSignal(response),
   };
 }

@@ -5,9 +5,10 @@ import { readFileSync } from "node:fs";
 import { Decision } from "./decision.js";
 import { SlidegateError, invalidRequest, shown } from "./errors.js";
 import { optionalCount } from "./limiter.js";
-import { calling, native } from "./native.js";
-import { attributePairs, checkIdempotencyKey, costPairs } from "./request.js";
+import { calling, native, read } from "./native.js";
+import { attributePairs, checkIdempotencyKey, costPairs, rejectUnknown } from "./request.js";
 import { Reservation } from "./reservation.js";
+import { Turns, acquireOptions, checkWait, inQueue } from "./waiting.js";
 
 const CHECK = 0;
 const PEEK = 1;
@@ -16,15 +17,27 @@ const PENALIZE = 3;
 const DEFAULT_NAME = "policies";
 
 /** The native part takes and returns JSON, at once or by a promise. `run(prepare, ask, convert)` makes of it what the gate returns. */
-class AnyGate {
+class AnyGate extends Turns {
   #native;
+  #clock;
 
-  constructor(nativeGate) {
+  constructor(nativeGate, clock) {
+    super();
     this.#native = nativeGate;
+    this.#clock = clock;
   }
 
   check(attributes, cost, { policy, idempotencyKey } = {}) {
     return this.#decide(CHECK, attributes, cost, { policy, idempotencyKey });
+  }
+
+  /** Waits for its turn instead of being denied, behind those who wait for the same keys. Charges nothing while it waits. */
+  async acquire(attributes, options) {
+    const { cost, policy, timeoutMs, signal, ...unknown } = acquireOptions(options);
+    rejectUnknown(unknown);
+    const call = callOf(attributes, cost, { policy, timeoutMs });
+    const { decision } = await this.#inQueue(signal, (number) => this.#native.acquire(number, call));
+    return decisionOf(decision);
   }
 
   peek(attributes, cost, { policy } = {}) {
@@ -44,10 +57,13 @@ class AnyGate {
     return this.run(() => callOf(attributes, undefined, { policy }), ask, ({ existed }) => existed);
   }
 
-  /** Decides a request, and holds its cost if it is allowed, until it is settled. */
-  reserve(attributes, cost, { policy, ttlMs, idempotencyKey } = {}) {
-    const ask = (call) => this.#native.reserve(call);
+  /** Decides a request, and holds its cost if it is allowed, until it is settled. With `waitMs`, it waits for its turn. */
+  reserve(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs, signal } = {}) {
     const reservation = ({ decision }) => new Reservation(this, decisionOf(decision), decision.ticket);
+    if (waitMs !== undefined) {
+      return this.#reserveInTurn(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs, signal }).then(reservation);
+    }
+    const ask = (call) => this.#native.reserve(call);
     return this.run(() => callOf(attributes, cost, { policy, ttlMs, idempotencyKey }), ask, reservation);
   }
 
@@ -73,6 +89,16 @@ class AnyGate {
     calling(() => this.#native.configure(policiesText(policies), DEFAULT_NAME));
   }
 
+  async #reserveInTurn(attributes, cost, { policy, ttlMs, idempotencyKey, waitMs, signal }) {
+    if (idempotencyKey !== undefined) throw new SlidegateError("invalid_options", "invalid idempotencyKey: a reservation that waits has none");
+    const call = callOf(attributes, cost, { policy, ttlMs, timeoutMs: checkWait("waitMs", waitMs) });
+    return this.#inQueue(signal, (number) => this.#native.acquireReservation(number, call));
+  }
+
+  #inQueue(signal, ask) {
+    return inQueue(this.#native, ask, { signal, clock: this.#clock });
+  }
+
   #decide(verb, attributes, cost, options) {
     const ask = (call) => this.#native.decide(verb, call);
     return this.run(() => callOf(attributes, cost, options), ask, ({ decision }) => decisionOf(decision));
@@ -86,10 +112,16 @@ class AnyGate {
 /** Many policies in the memory of the process. Synchronous: what is invalid throws. */
 export class Gate extends AnyGate {
   /** @param policies objects with the keys of the YAML, or YAML */
-  constructor(policies, { clock, maxKeys, headers: { draft, xRatelimit } = {}, name = DEFAULT_NAME, ...unknown } = {}) {
+  constructor(policies, { clock, maxKeys, maxWaiting, headers: { draft, xRatelimit } = {}, name = DEFAULT_NAME, ...unknown } = {}) {
     rejectUnknown(unknown);
-    const settings = { clock: clock?.native, maxKeys: optionalCount("maxKeys", maxKeys), draft, xRatelimit };
-    super(calling(() => native().NativeGate.memory(policiesText(policies), name, settings)));
+    const settings = {
+      clock: clock?.native,
+      maxKeys: optionalCount("maxKeys", maxKeys),
+      maxWaiting: optionalCount("maxWaiting", maxWaiting),
+      draft,
+      xRatelimit,
+    };
+    super(calling(() => native().NativeGate.memory(policiesText(policies), name, settings)), clock);
   }
 
   /** A gate of the policies in a YAML file, whose name is in error messages. */
@@ -106,12 +138,13 @@ export class Gate extends AnyGate {
 /** Many policies over Redis, Sentinel or a cluster, shared by all processes. Every call returns a promise. */
 export class SharedGate extends AnyGate {
   constructor(url, policies, options = {}) {
-    const { headers = {}, deadlineMs, connectTimeoutMs, connections, keySecret, hashedKeys, hashTag, caCertificates, ...unknown } = options;
+    const { headers = {}, maxWaiting, deadlineMs, connectTimeoutMs, connections, keySecret, hashedKeys, hashTag, caCertificates, ...unknown } = options;
     rejectUnknown(unknown);
     const { draft, xRatelimit } = headers;
     const settings = {
       draft,
       xRatelimit,
+      maxWaiting: optionalCount("maxWaiting", maxWaiting),
       deadlineMs: optionalCount("deadlineMs", deadlineMs),
       connectTimeoutMs: optionalCount("connectTimeoutMs", connectTimeoutMs),
       connections: optionalCount("connections", connections),
@@ -133,11 +166,6 @@ export class SharedGate extends AnyGate {
   }
 }
 
-function rejectUnknown(options) {
-  const name = Object.keys(options)[0];
-  if (name !== undefined) throw new SlidegateError("invalid_options", `unknown option ${shown(name)}`);
-}
-
 function policiesText(policies) {
   if (typeof policies === "string") return policies;
   if (policies !== null && typeof policies === "object") {
@@ -147,10 +175,9 @@ function policiesText(policies) {
   throw new SlidegateError("invalid_policy", `invalid policies ${shown(policies)}: must be a list of policies, or YAML`);
 }
 
-function callOf(attributes, cost, { policy, ttlMs, idempotencyKey }) {
-  checkIdempotencyKey(idempotencyKey);
-  const call = { attributes: attributePairs(attributes), cost: optionalCost(cost), policy, id: idempotencyKey, ttlMs: checkTtl(ttlMs) };
-  return JSON.stringify(call);
+function callOf(attributes, cost, { policy, ttlMs, idempotencyKey: id, timeoutMs }) {
+  checkIdempotencyKey(id);
+  return JSON.stringify({ attributes: attributePairs(attributes), cost: optionalCost(cost), policy, id, ttlMs: checkTtl(ttlMs), timeoutMs });
 }
 
 /** Without a cost, a request costs 1, and a reservation holds what its policies estimate. */
@@ -166,12 +193,6 @@ function checkTtl(ttlMs) {
 function ticketText(ticket) {
   if (typeof ticket === "string") return ticket;
   throw new SlidegateError("invalid_ticket", `invalid ticket ${shown(ticket)}: must be the text of a reservation`);
-}
-
-function read(json) {
-  const reply = JSON.parse(json);
-  if (reply.error !== undefined) throw new SlidegateError(reply.error.code, reply.error.message);
-  return reply;
 }
 
 function decisionOf({ allowed, status, why, policies, strictest, headers, storeFailure }) {

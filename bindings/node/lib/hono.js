@@ -9,6 +9,7 @@ export function rateLimit(options) {
   return async (c, next) => {
     const outcome = await limit.decide(viewOf(c));
     if (outcome === null) return next();
+    if (outcome.isGone) return c.body(null, 499);
     const { decision, reservation } = outcome;
     c.set("rateLimit", decision);
     c.set("reservation", reservation);
@@ -66,5 +67,6 @@ function viewOf(c) {
     url: new URL(c.req.url).pathname,
     remoteAddress: c.env?.incoming?.socket?.remoteAddress,
     header: (name) => [].concat(c.req.header(name) ?? []),
+    signal: () => c.req.raw.signal,
   };
 }

@@ -17,16 +17,20 @@ const IDLE_TIMEOUT_MS = 30_000;
 export class HttpCaller {
   #module;
   #agent;
+  /** Of calls that wait: they would keep the others from their connections. */
+  #waitAgent;
   #target;
   #basePath;
   #headers;
   #timeoutMs;
 
-  constructor(url, { token, timeoutMs, maxConnections, tls }) {
+  constructor(url, { token, timeoutMs, maxConnections, maxWaiting, tls }) {
     const base = parseBase(url);
     const isTls = base.protocol === "https:";
     this.#module = isTls ? https : http;
-    this.#agent = new this.#module.Agent({ ...tls, keepAlive: true, maxSockets: maxConnections, timeout: IDLE_TIMEOUT_MS });
+    const agent = (maxSockets) => new this.#module.Agent({ ...tls, keepAlive: true, maxSockets, timeout: IDLE_TIMEOUT_MS });
+    this.#agent = agent(maxConnections);
+    this.#waitAgent = agent(maxWaiting);
     if (base.protocol === "unix:") {
       this.#target = { socketPath: decodeURIComponent(base.pathname), host: "localhost" };
       this.#basePath = "";
@@ -46,8 +50,11 @@ export class HttpCaller {
     this.#timeoutMs = timeoutMs;
   }
 
-  /** Resolves with status, header fields and parsed body; `body` is undefined if it is not JSON. */
-  call({ method = "POST", path, body, idempotencyKey, isBatch = false }) {
+  /**
+   * Resolves with status, header fields and parsed body; `body` is undefined if it is not JSON. The service may wait for
+   * `waitMs` before it answers, unless `signal` ends the call.
+   */
+  call({ method = "POST", path, body, idempotencyKey, isBatch = false, waitMs, signal }) {
     const text = body === undefined ? "" : JSON.stringify(body);
     const length = Buffer.byteLength(text);
     const mostSent = isBatch ? MAX_BATCH_REQUEST : MAX_REQUEST;
@@ -57,15 +64,19 @@ export class HttpCaller {
     }
     const headers = { ...this.#headers, "content-length": length };
     if (idempotencyKey !== undefined) headers["idempotency-key"] = idempotencyKey;
-    const options = { ...this.#target, agent: this.#agent, method, path: this.#basePath + path, headers, maxHeaderSize: MAX_HEADER };
-    return this.#send(options, text, isBatch ? MAX_BATCH_RESPONSE : MAX_RESPONSE);
+    if (waitMs !== undefined) headers.prefer = `wait=${Math.ceil(waitMs / 1000)}`;
+    const options = { ...this.#target, agent: waitMs === undefined ? this.#agent : this.#waitAgent, method, path: this.#basePath + path, headers, maxHeaderSize: MAX_HEADER };
+    return this.#send(options, text, { mostRead: isBatch ? MAX_BATCH_RESPONSE : MAX_RESPONSE, timeoutMs: this.#timeoutMs + (waitMs ?? 0), signal });
   }
 
-  #send(options, text, mostRead) {
+  #send(options, text, { mostRead, timeoutMs, signal }) {
     return new Promise((resolve, reject) => {
       const request = this.#module.request(options);
+      const abort = () => fail(signal.reason);
+      signal?.addEventListener("abort", abort, { once: true });
       const end = (settle, value) => {
         clearTimeout(timer);
+        signal?.removeEventListener("abort", abort);
         settle(value);
       };
       const fail = (error) => {
@@ -73,8 +84,8 @@ export class HttpCaller {
         request.destroy();
       };
       const timer = setTimeout(() => {
-        fail(new SlidegateError("timeout", `no answer from the service within ${this.#timeoutMs} ms`));
-      }, this.#timeoutMs);
+        fail(new SlidegateError("timeout", `no answer from the service within ${timeoutMs} ms`));
+      }, timeoutMs);
       const broken = (cause) => fail(new SlidegateError("unavailable", `the service cannot be reached: ${cause.message}`, { cause }));
       request.on("error", broken);
       request.on("response", (response) => {
@@ -98,6 +109,7 @@ export class HttpCaller {
   /** Closes idle connections. */
   close() {
     this.#agent.destroy();
+    this.#waitAgent.destroy();
   }
 }
 

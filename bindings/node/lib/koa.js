@@ -1,7 +1,7 @@
 // Middleware for Koa.
 
 import { prepare } from "./middleware.js";
-import { linesOf, setHeaders, whenSent } from "./node-response.js";
+import { clientSignal, linesOf, setHeaders, whenSent } from "./node-response.js";
 
 /** The next middlewares find the decision in `ctx.state.rateLimit`, and with `reserve` a `ctx.state.reservation`. */
 export function rateLimit(options) {
@@ -9,6 +9,7 @@ export function rateLimit(options) {
   return async (ctx, next) => {
     const outcome = await limit.decide(viewOf(ctx));
     if (outcome === null) return next();
+    if (outcome.isGone) return undefined;
     const { decision, reservation } = outcome;
     setHeaders(ctx.res, decision);
     ctx.state.rateLimit = decision;
@@ -33,5 +34,6 @@ function viewOf(ctx) {
     url: ctx.originalUrl,
     remoteAddress: ctx.req.socket.remoteAddress,
     header: (name) => linesOf(ctx.req, name),
+    signal: () => clientSignal(ctx.res),
   };
 }

@@ -3,7 +3,8 @@
 import { Decision } from "./decision.js";
 import { SlidegateError, invalidRequest, shown } from "./errors.js";
 import { calling, native } from "./native.js";
-import { checkCost } from "./request.js";
+import { checkCost, rejectUnknown } from "./request.js";
+import { TURN, Turns, acquireOptions, inQueue } from "./waiting.js";
 
 const CHECK = 0;
 const PEEK = 1;
@@ -23,19 +24,22 @@ const LONE_SURROGATE = 3;
  */
 const numbers = new Float64Array(new ArrayBuffer(9 * Float64Array.BYTES_PER_ELEMENT));
 
-export class Limiter {
+export class Limiter extends Turns {
   #native;
+  #clock;
   #call;
   #facts;
 
   /** @param quota text such as "100/1m", or `{ limit, window }` */
-  constructor(quota, { algorithm, burst, clock, maxKeys, name = "default", shared } = {}) {
+  constructor(quota, { algorithm, burst, clock, maxKeys, maxWaiting, name = "default", shared } = {}) {
+    super();
     const { NativeLimiter } = native();
     const text = quotaText(quota);
     this.#native = calling(() => shared === undefined
-      ? new NativeLimiter(text, algorithm, optionalCount("burst", burst), clock?.native, optionalCount("maxKeys", maxKeys))
+      ? new NativeLimiter(text, algorithm, optionalCount("burst", burst), clock?.native, optionalCount("maxKeys", maxKeys), optionalCount("maxWaiting", maxWaiting))
       : NativeLimiter.shared(String(shared), text, algorithm, optionalCount("burst", burst)));
     this.#call = this.#native.calls(numbers);
+    this.#clock = clock;
     this.#facts = { ...this.#native.quota, policy: String(name) };
   }
 
@@ -52,6 +56,21 @@ export class Limiter {
   /** Decides a request and charges it if it is allowed. A denial charges nothing. */
   check(key, cost = 1) {
     return this.#decide(CHECK, key, cost);
+  }
+
+  /** Waits for its turn instead of being denied, behind those who wait for the same key. Charges nothing while it waits. */
+  async acquire(key, options) {
+    const { cost = 1, timeoutMs, signal, ...unknown } = acquireOptions(options);
+    rejectUnknown(unknown);
+    this.#apply(PEEK, key, cost); // throws if one of them is invalid
+    const ask = (number) => this.#native.acquire(number, key, cost, timeoutMs);
+    const { numbers, reason } = (await inQueue(this.#native, ask, { signal, clock: this.#clock })).numbers;
+    return new LimiterDecision(numbers, this.#facts, reason);
+  }
+
+  async [TURN]({ key = "default", cost, waitMs, signal, ...unknown }) {
+    rejectUnknown(unknown);
+    return { decision: waitMs === undefined ? this.check(key, cost) : await this.acquire(key, { cost, timeoutMs: waitMs, signal }) };
   }
 
   /** What `check` would say, without charging. */
@@ -100,26 +119,29 @@ export class Limiter {
 
   #decide(verb, key, cost) {
     const allowed = this.#apply(verb, key, cost) === DONE;
-    return new LimiterDecision(allowed, this.#facts);
+    return new LimiterDecision(numbers, this.#facts, allowed ? null : "over_limit");
   }
 }
 
-/** Reads the numbers of the last call. */
+/** Reads the numbers of a call. */
 class LimiterDecision extends Decision {
-  #freesUs = numbers[7];
-  #resetAtUs = numbers[8];
+  #freesUs;
+  #resetAtUs;
   #facts;
 
-  constructor(allowed, facts) {
+  constructor(numbers, facts, reason) {
     const retryUs = numbers[5];
     const retryMs = retryUs < 0 ? null : Math.ceil(retryUs / 1000);
-    super(allowed, numbers[2], numbers[3], numbers[4], numbers[1], retryMs, Math.ceil(numbers[6] / 1000), allowed ? null : "over_limit", facts);
+    super(numbers[0] === DONE, numbers[2], numbers[3], numbers[4], numbers[1], retryMs, Math.ceil(numbers[6] / 1000), reason, facts);
+    this.#freesUs = numbers[7];
+    this.#resetAtUs = numbers[8];
     this.#facts = facts;
   }
 
   get why() {
     if (this.allowed) return null;
     const { policy, text } = this.#facts;
+    if (this.reason === "queue_full") return `Policy \`${policy}\` (${text}) lets no more requests wait: as many wait as may.`;
     const when = this.retryAfterMs === null ? "The request never fits, however long it waits." : `Retry in ${this.#retryAfterS()} seconds.`;
     return `Policy \`${policy}\` (${text}) would be exceeded: its key has used ${this.used} of ${this.limit}. ${when}`;
   }

@@ -12,6 +12,8 @@ export interface ToolLimitOptions<Call extends unknown[]> {
   attributes?: (...call: Call) => Awaitable<Attributes>;
   policy?: string;
   cost?: Cost | ((...call: Call) => Awaitable<Cost>);
+  /** Waits for a turn instead of denying, for up to 3,600,000 ms (60,000 of a `Client`), unless its client cancels the call. */
+  waitMs?: number;
   onError?: (error: SlidegateError) => void;
 }
 

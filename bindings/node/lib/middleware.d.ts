@@ -6,6 +6,11 @@ type Awaitable<T> = T | Promise<T>;
 interface CommonOptions<Request, Denied> {
   /** What a request costs. Default: 1. */
   cost?: Cost | ((request: Request) => Awaitable<Cost | undefined>);
+  /**
+   * Waits for a turn instead of denying, for up to 3,600,000 ms (60,000 of a `Client`), while the client stays connected.
+   * What cannot get its turn in that time is denied at once.
+   */
+  waitMs?: number;
   /** Passes requests on unchecked. */
   skip?: (request: Request) => Awaitable<boolean>;
   /** Responds to a denied request. Default: a problem body. */

@@ -2,19 +2,24 @@
 
 import { isIP } from "node:net";
 
+import { Client, MAX_WAIT_MS } from "./client.js";
 import { SlidegateError, shown } from "./errors.js";
 import { Gate } from "./gate.js";
 import { Limiter } from "./limiter.js";
 import { native } from "./native.js";
+import { TURN, checkWait, settleInFull } from "./waiting.js";
 
 const OPTIONS = new Set([
-  "limit", "limiter", "key", "attributes", "policy", "cost", "skip", "denied", "refund", "reserve",
+  "limit", "limiter", "key", "attributes", "policy", "cost", "skip", "denied", "refund", "reserve", "waitMs",
   "trustedProxies", "addressHeader", "ipv6Prefix", "onError",
 ]);
 
+/** What is decided on a request whose client is gone while it waits: nothing, and nobody reads a response. */
+const GONE = Object.freeze({ isGone: true });
+
 /**
  * Prepares a middleware. A framework gives each request as a view: `method`, `url`, `remoteAddress` and
- * `header(name)`, and `request`, which callbacks get.
+ * `header(name)`, `request`, which callbacks get, and `signal()`, which is aborted when the client is gone.
  */
 export function prepare(options) {
   const unknown = Object.keys(options).find((name) => !OPTIONS.has(name));
@@ -29,6 +34,7 @@ export function prepare(options) {
   if (isKeyed ? options.attributes || options.policy || options.reserve : options.key) {
     throw invalidOptions(isKeyed ? "`attributes`, `policy` and `reserve` are for gates and clients; a limiter has a `key`" : "`key` is for limiters; gates and clients count `attributes`");
   }
+  if (options.waitMs !== undefined) checkWait("waitMs", options.waitMs, limiter instanceof Client ? MAX_WAIT_MS : undefined);
   const clientOf = clientRule(options, isKeyed);
   return isKeyed ? new KeyedLimit(limiter, clientOf, options) : new AttributeLimit(limiter, clientOf, options);
 }
@@ -40,13 +46,20 @@ class Limit {
     this.options = options;
   }
 
-  /** Resolves with what was decided; null if the request is skipped. */
+  /** Resolves with what was decided; null if the request is skipped; `isGone` if its client left while it waited. */
   async decide(view) {
-    const { skip, cost, onError } = this.options;
+    const { skip, cost, waitMs, onError } = this.options;
     if (skip && (await skip(view.request))) return null;
     const asked = performance.now();
     const amount = typeof cost === "function" ? await cost(view.request) : cost;
-    const outcome = await this.ask(view, amount);
+    const signal = waitMs === undefined ? undefined : view.signal();
+    let outcome;
+    try {
+      outcome = await this.ask(view, { cost: amount, waitMs, signal });
+    } catch (error) {
+      if (signal?.aborted && error === signal.reason) return GONE;
+      throw error;
+    }
     if (outcome.decision.error) onError?.(outcome.decision.error, view.request);
     return Object.assign(outcome, { asked, view });
   }
@@ -57,11 +70,7 @@ class Limit {
     const { decision, reservation, view } = outcome;
     try {
       const isRefunded = status !== null && refund?.(status) === true && decision.error === null;
-      if (reservation) {
-        // A response that breaks off before its cost is known would otherwise be free.
-        if (!reservation.hasRecorded) reservation.record(outcome.cost ?? decision.cost);
-        await (isRefunded ? reservation.cancel() : reservation.close());
-      }
+      if (reservation) await (isRefunded ? reservation.cancel() : settleInFull(reservation, outcome.cost));
       else if (isRefunded) await this.giveBack(outcome);
     } catch (error) {
       // Without a handler, it must not end the process: the response was sent.
@@ -71,10 +80,10 @@ class Limit {
 }
 
 class KeyedLimit extends Limit {
-  async ask(view, cost) {
+  async ask(view, turn) {
     const { key } = this.options;
     const id = key ? await key(view.request) : this.clientOf(view);
-    return { decision: this.limiter.check(id, cost), id };
+    return { ...(await this.limiter[TURN]({ ...turn, key: id })), id };
   }
 
   giveBack({ decision, id, asked }) {
@@ -84,13 +93,12 @@ class KeyedLimit extends Limit {
 }
 
 class AttributeLimit extends Limit {
-  async ask(view, cost) {
+  async ask(view, turn) {
     const { attributes, policy, reserve } = this.options;
     const given = { ip: this.clientOf(view), method: view.method, path: cleanPath(view.url) };
     Object.assign(given, await attributes?.(view.request));
-    if (!reserve) return { decision: await this.limiter.check(given, cost, { policy }), given, cost, policy };
-    const reservation = await this.limiter.reserve(given, cost, { policy, ttlMs: reserve.ttlMs });
-    return { decision: reservation.decision, reservation, cost };
+    const outcome = await this.limiter[TURN]({ ...turn, attributes: given, policy, reserve });
+    return { ...outcome, given, cost: turn.cost, policy };
   }
 
   async giveBack({ decision, given, cost, policy, asked }) {

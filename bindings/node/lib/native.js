@@ -39,6 +39,13 @@ function isMusl() {
   return process.report.getReport().header.glibcVersionRuntime === undefined;
 }
 
+/** The reply of the native part, which is JSON. */
+export function read(json) {
+  const reply = JSON.parse(json);
+  if (reply.error !== undefined) throw new SlidegateError(reply.error.code, reply.error.message);
+  return reply;
+}
+
 /** Runs a native call that may throw: its errors have a code and a message. */
 export function calling(call) {
   try {

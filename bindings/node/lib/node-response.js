@@ -6,7 +6,19 @@ export function setHeaders(response, decision) {
 
 /** Calls `finish` once with the status, or with null if the client was gone before the response was sent. */
 export function whenSent(response, finish) {
-  response.once("close", () => finish(response.writableFinished ? response.statusCode : null));
+  whenClosed(response, () => finish(response.writableFinished ? response.statusCode : null));
+}
+
+/** Aborted when the client is gone. */
+export function clientSignal(response) {
+  const controller = new AbortController();
+  whenClosed(response, () => controller.abort());
+  return controller.signal;
+}
+
+function whenClosed(response, then) {
+  if (response.closed) then();
+  else response.once("close", then);
 }
 
 export function sendProblem(response, { status, problem }) {

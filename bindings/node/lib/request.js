@@ -1,6 +1,6 @@
 // Checks of what callers give, shared by gates and the client of the service.
 
-import { invalidRequest, shown } from "./errors.js";
+import { SlidegateError, invalidRequest, shown } from "./errors.js";
 
 /** The largest cost: what a JavaScript number holds exactly. */
 export const MAX_COST = Number.MAX_SAFE_INTEGER;
@@ -58,6 +58,11 @@ export function plainObject(pairs) {
   const object = Object.create(null);
   for (const [name, value] of pairs) object[name] = value;
   return object;
+}
+
+export function rejectUnknown(options) {
+  const name = Object.keys(options)[0];
+  if (name !== undefined) throw new SlidegateError("invalid_options", `unknown option ${shown(name)}`);
 }
 
 export function checkIdempotencyKey(key) {

@@ -11,8 +11,10 @@ use slidegate_config::policies::Policies;
 
 use crate::clock::ManualClock;
 use crate::error::{Result, thrown};
-use crate::pending::{Answered, answer};
-use crate::values::{Input, millis, verb};
+use crate::pending::{Answered, answer, wait};
+#[cfg(feature = "redis")]
+use crate::values::millis;
+use crate::values::{Input, verb};
 
 /// A gate.
 #[napi]
@@ -25,6 +27,8 @@ pub struct GateOptions<'e> {
     pub clock: Option<ClassInstance<'e, ManualClock>>,
     /// Most keys in memory.
     pub max_keys: Option<f64>,
+    /// How many may wait on one key.
+    pub max_waiting: Option<f64>,
     /// The version of the `RateLimit` fields.
     pub draft: Option<String>,
     /// The form of the `X-RateLimit` fields.
@@ -35,6 +39,8 @@ pub struct GateOptions<'e> {
 #[cfg(feature = "redis")]
 #[napi(object, object_to_js = false)]
 pub struct SharedGateOptions {
+    /// How many may wait on one key.
+    pub max_waiting: Option<f64>,
     /// The version of the `RateLimit` fields.
     pub draft: Option<String>,
     /// The form of the `X-RateLimit` fields.
@@ -64,15 +70,6 @@ impl NativeGate {
         Ok(Self(Arc::new(engine)))
     }
 
-    /// A gate over Redis.
-    #[cfg(feature = "redis")]
-    #[napi(factory, catch_unwind)]
-    pub fn shared(url: String, policies: String, name: String, options: SharedGateOptions) -> Result<Self> {
-        let (engine, shared) = options.split();
-        let engine = Engine::shared(&url, parse(&policies, &name)?, &engine, shared).map_err(thrown)?;
-        Ok(Self(Arc::new(engine)))
-    }
-
     /// Replaces the policies.
     #[napi(catch_unwind)]
     pub fn configure(&self, policies: String, name: String) -> Result<()> {
@@ -84,6 +81,20 @@ impl NativeGate {
     pub fn decide<'e>(&self, env: &'e Env, by: u32, request: String) -> Result<Answered<'e>> {
         let (engine, call) = (Arc::clone(&self.0), Input::parse(&request)?.into_call());
         answer(env, &self.0, async move { engine.decide(verb(by), &call).await.into() })
+    }
+
+    /// Waits for a turn.
+    #[napi(catch_unwind)]
+    pub fn acquire<'e>(&self, env: &'e Env, number: u32, request: String) -> Result<Answered<'e>> {
+        let (engine, input) = (Arc::clone(&self.0), Input::parse(&request)?);
+        let (timeout, call) = (input.timeout(), input.into_call());
+        wait(env, number, async move { engine.acquire(&call, timeout).await.into() })
+    }
+
+    /// Lets calls that wait ask again: after the clock of a test was advanced.
+    #[napi(catch_unwind)]
+    pub fn time_has_passed(&self) {
+        self.0.time_has_passed();
     }
 
     /// Forgets what was used.
@@ -99,6 +110,19 @@ impl NativeGate {
         let (engine, input) = (Arc::clone(&self.0), Input::parse(&request)?);
         let (ttl, call) = (input.ttl(), input.into_call());
         answer(env, &self.0, async move { engine.reserve(&call, ttl).await.into() })
+    }
+
+    /// Waits until a cost can be held.
+    #[napi(catch_unwind)]
+    pub fn acquire_reservation<'e>(
+        &self,
+        env: &'e Env,
+        number: u32,
+        request: String,
+    ) -> Result<Answered<'e>> {
+        let (engine, input) = (Arc::clone(&self.0), Input::parse(&request)?);
+        let (ttl, timeout, call) = (input.ttl(), input.timeout(), input.into_call());
+        wait(env, number, async move { engine.acquire_reservation(&call, ttl, timeout).await.into() })
     }
 
     /// Charges a reservation.
@@ -131,6 +155,19 @@ impl NativeGate {
     }
 }
 
+// A block of its own: the macro exports methods that the build does not have.
+#[cfg(feature = "redis")]
+#[napi]
+impl NativeGate {
+    /// A gate over Redis.
+    #[napi(factory, catch_unwind)]
+    pub fn shared(url: String, policies: String, name: String, options: SharedGateOptions) -> Result<Self> {
+        let (engine, shared) = options.split();
+        let engine = Engine::shared(&url, parse(&policies, &name)?, &engine, shared).map_err(thrown)?;
+        Ok(Self(Arc::new(engine)))
+    }
+}
+
 /// Policies as YAML, or as JSON, which is YAML.
 fn parse(text: &str, name: &str) -> Result<Policies> {
     Policies::parse(text, name)
@@ -142,6 +179,7 @@ impl From<GateOptions<'_>> for EngineOptions {
         Self {
             clock: options.clock.map(|clock| clock.shared()),
             max_keys: options.max_keys.map(|keys| keys as usize),
+            max_waiting: options.max_waiting.map(|most| most as usize),
             draft: options.draft,
             x_ratelimit: options.x_ratelimit,
         }
@@ -151,8 +189,12 @@ impl From<GateOptions<'_>> for EngineOptions {
 #[cfg(feature = "redis")]
 impl SharedGateOptions {
     fn split(self) -> (EngineOptions, SharedOptions) {
-        let engine =
-            EngineOptions { draft: self.draft, x_ratelimit: self.x_ratelimit, ..EngineOptions::default() };
+        let engine = EngineOptions {
+            max_waiting: self.max_waiting.map(|most| most as usize),
+            draft: self.draft,
+            x_ratelimit: self.x_ratelimit,
+            ..EngineOptions::default()
+        };
         let shared = SharedOptions {
             deadline: self.deadline_ms.map(millis),
             connect_timeout: self.connect_timeout_ms.map(millis),

@@ -8,12 +8,26 @@
 // Functions of Node-API take values that were converted for the call.
 #![allow(clippy::needless_pass_by_value)]
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 mod client_rule;
 mod clock;
 mod error;
 mod gate;
 mod limiter;
 mod pending;
-#[cfg(feature = "redis")]
 mod runtime;
 mod values;
+
+/// The number of a call that will wait.
+#[napi_derive::napi(catch_unwind)]
+pub fn next_call() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Takes a call that waits out of its queue. Its promise is settled when it has left.
+#[napi_derive::napi(catch_unwind)]
+pub fn leave(number: u32) {
+    pending::leave(number);
+}

@@ -19,9 +19,11 @@ use slidegate_bindings::{BindingError, EngineOptions};
 
 use crate::clock::ManualClock;
 use crate::error::{Result, thrown};
+use crate::pending::{Answered, wait};
+use crate::values::{Reply, millis};
 
 /// Numbers in the array: the arguments, and then the result in their place.
-const NUMBERS: usize = 9;
+pub(crate) const NUMBERS: usize = 9;
 /// Keys of up to this many bytes need no allocation.
 const SHORT_KEY: usize = 128;
 /// Names in [`SHARED`]: each is a limiter that lives as long as the process.
@@ -44,14 +46,17 @@ impl NativeLimiter {
         burst: Option<f64>,
         clock: Option<ClassInstance<'_, ManualClock>>,
         max_keys: Option<f64>,
+        max_waiting: Option<f64>,
     ) -> Result<Self> {
         let options = EngineOptions {
             clock: clock.map(|clock| clock.shared()),
             max_keys: max_keys.map(|keys| keys as usize),
+            max_waiting: max_waiting.map(|most| most as usize),
             ..EngineOptions::default()
         };
         let quota = quota_of(&quota, algorithm, burst)?;
-        Ok(Self(Arc::new(slidegate::Limiter::with_store(quota, options.store()))))
+        let limiter = slidegate::Limiter::with_store(quota, options.store());
+        Ok(Self(Arc::new(limiter.with_max_waiting(options.max_waiting()))))
     }
 
     /// The limiter of this name, which all threads of the process share. The first caller's quota holds.
@@ -76,6 +81,31 @@ impl NativeLimiter {
         let limiter = Arc::new(slidegate::Limiter::new(quota));
         shared.insert(name, Arc::clone(&limiter));
         Ok(Self(limiter))
+    }
+
+    /// Waits for a turn. JavaScript has checked the key, the cost and the time.
+    #[napi(catch_unwind)]
+    pub fn acquire<'e>(
+        &self,
+        env: &'e Env,
+        number: u32,
+        key: String,
+        cost: f64,
+        timeout_ms: f64,
+    ) -> Result<Answered<'e>> {
+        let (limiter, timeout) = (Arc::clone(&self.0), millis(timeout_ms));
+        wait(env, number, async move {
+            let decision = limiter.acquire(key).cost(cost as u64).timeout(timeout).decide().await;
+            let mut numbers = [Status::Done(decision.is_allowed()).number(); NUMBERS];
+            write(&decision, &mut numbers);
+            Reply::Numbers { numbers, reason: decision.reason().map(slidegate::Reason::name) }
+        })
+    }
+
+    /// Lets calls that wait ask again: after the clock of a test was advanced.
+    #[napi(catch_unwind)]
+    pub fn time_has_passed(&self) {
+        self.0.configure(self.0.quota());
     }
 
     /// Puts another quota in force.

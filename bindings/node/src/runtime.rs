@@ -1,7 +1,7 @@
-//! The runtime of shared gates: one worker thread for the whole process.
+//! The runtime of shared gates and of calls that wait for their turn: one worker thread for the whole process.
 //!
-//! It starts with the first call of a shared gate and stops with the last environment, main or worker
-//! thread, that made one: importing the package starts nothing, and nothing outlives Node.
+//! It starts with the first of these calls and stops with the last environment, main or worker thread, that
+//! made one: importing the package starts nothing, and nothing outlives Node.
 
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
@@ -12,6 +12,7 @@ use slidegate_bindings::BindingError;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::{Result, thrown};
+use crate::pending;
 
 /// How long the end of a process waits for what still runs, such as a DNS query.
 const SHUTDOWN: Duration = Duration::from_millis(100);
@@ -49,6 +50,7 @@ pub(crate) fn failure(error: &impl ToString) -> BindingError {
 }
 
 fn leave() {
+    pending::leave_all();
     IS_COUNTED.set(false);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.environments -= 1;

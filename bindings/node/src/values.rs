@@ -10,6 +10,7 @@ use slidegate::verb::Verb;
 use slidegate_bindings::{Amount, Answer, BindingError, Call, Settled};
 
 use crate::error::{Result, thrown};
+use crate::limiter::NUMBERS;
 
 /// A request, or a change to a reservation. JavaScript has checked it.
 #[derive(Deserialize)]
@@ -21,6 +22,7 @@ pub(crate) struct Input {
     policy: Option<String>,
     id: Option<String>,
     ttl_ms: Option<f64>,
+    timeout_ms: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -36,6 +38,8 @@ enum Cost {
 pub(crate) enum Reply {
     /// Of a check, a peek, a refund, a penalty or a reservation.
     Decision(Answer),
+    /// Of a limiter that was waited for.
+    Numbers { numbers: [f64; NUMBERS], reason: Option<&'static str> },
     /// Of a change to a reservation.
     Settlement(Settled),
     /// Of a reset.
@@ -52,6 +56,11 @@ impl Input {
 
     pub(crate) fn ttl(&self) -> Option<Duration> {
         self.ttl_ms.map(millis)
+    }
+
+    /// The longest that it waits for its turn.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout_ms.map(millis).unwrap_or_default()
     }
 
     pub(crate) fn into_cost(self) -> Option<Amount> {

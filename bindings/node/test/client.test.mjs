@@ -52,6 +52,32 @@ test("a check with an idempotency key is charged once", async () => {
   assert.equal((await client.check({ user: "idem" }, 1, { idempotencyKey: "a b" })).status, 400);
 });
 
+test("the timeout of a call that waits is that of the wait and of a call", async () => {
+  const asked = [];
+  const url = await otherServer(async (request, response) => {
+    let body = "";
+    for await (const chunk of request) body += chunk;
+    asked.push([request.url, JSON.parse(body)]);
+    setTimeout(() => response.end('{"allowed":true}'), 300);
+  });
+  const impatient = new Client(url, { timeoutMs: 100 });
+  assert.equal((await impatient.acquire({ user: "a" }, { cost: 2, policy: "p", timeoutMs: 5000.5 })).source, null);
+  assert.equal((await impatient.acquire({ user: "a" })).error, null);
+  assert.equal((await impatient.acquire({ user: "a" }, { timeoutMs: 0 })).error.code, "timeout");
+  assert.deepEqual(asked[0], ["/v1/acquire", { attributes: { user: "a" }, cost: 2, policy: "p", timeout_ms: 5001 }]);
+  assert.equal(asked[1][1].timeout_ms, 10_000);
+});
+
+test("calls that wait leave the connections of the others free", async () => {
+  const narrow = new Client(service.url, { timeoutMs: 2000, maxConnections: 1 });
+  await narrow.check({ user: "narrow" }, 5);
+  const controller = new AbortController();
+  const waiting = narrow.acquire({ user: "narrow" }, { timeoutMs: 60_000, signal: controller.signal });
+  assert.equal((await narrow.check({ user: "narrow-2" })).source, "store");
+  controller.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+});
+
 test("a batch is decided in order", async () => {
   const requests = Array.from({ length: 7 }, () => ({ attributes: { user: "batch" } }));
   const decisions = await client.checkBatch(requests);
@@ -143,6 +169,7 @@ test("an outage is decided by onFailure", async () => {
   assert.deepEqual([closed.allowed, closed.status, closed.source], [false, 503, "fail_closed"]);
   assert.match(closed.problem.type, /temporary-reduced-capacity$/);
   assert.ok(Number(Object.fromEntries(closed.headers)["retry-after"]) >= 1);
+  assert.equal((await new Client(url, { onFailure: "deny" }).acquire({ user: "a" })).source, "fail_closed");
   await assert.rejects(new Client(url).refund({ user: "a" }), { code: "unavailable" });
 });
 

@@ -40,6 +40,18 @@ test("keys and costs come from the call, with and without arguments", async () =
   assert.equal((await plain()).isError, true);
 });
 
+test("a call waits for its turn, or is told at once that none comes in time", async () => {
+  const limiter = new Limiter("1/10m");
+  const call = await connected({ limiter, key: () => "a", waitMs: 3_600_000 });
+  assert.notEqual((await call()).isError, true);
+  const waiting = call();
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  limiter.refund("a");
+  assert.notEqual((await waiting).isError, true);
+  const brief = await connected({ limiter, key: () => "a", waitMs: 1000 });
+  assert.equal((await brief()).isError, true);
+});
+
 test("a gate decides by attributes, and an outage by the client's options", async () => {
   const gate = new Gate([{ name: "tools", scope: ["user"], quota: "1/1m" }]);
   const call = await connected({ limiter: gate, attributes: ({ text }) => ({ user: text }) });

@@ -115,9 +115,21 @@ const service = await startService(`
 policies:
   - {name: per-user, scope: [user], quota: 2/1m}
   - {name: tokens, scope: [team], quota: 100/1m}
+  - {name: streams, scope: [pool], in_flight: 1}
   - {name: by-path, when: {path: /login}, scope: [ip, path], quota: 1/1m}
 `);
 const client = new Client(service.url, { timeoutMs: 2000 });
+
+/** Remembers the calls that wait. */
+class WatchedLimiter extends Limiter {
+  turns = [];
+
+  acquire(key, options) {
+    const turn = super.acquire(key, options);
+    this.turns.push(turn);
+    return turn;
+  }
+}
 
 /** Waits for what happens after a response. */
 async function eventually(check) {
@@ -279,6 +291,44 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
     }
   });
 
+  test(`${name}: a request waits for its turn, and a client that hangs up leaves the queue`, { timeout: 60_000 }, async () => {
+    const limiter = new WatchedLimiter("1/10m");
+    const base = await start({ limiter, key: () => "a", waitMs: 3_600_000 });
+    assert.equal((await fetch(base)).status, 200);
+    const gone = httpRequest(base);
+    gone.on("error", () => {});
+    gone.end();
+    await eventually(() => assert.equal(limiter.turns.length, 2));
+    const next = fetch(base);
+    await eventually(() => assert.equal(limiter.turns.length, 3));
+    gone.destroy();
+    await limiter.turns[1].then(() => assert.fail("it has a turn"), () => {});
+    limiter.refund("a");
+    const response = await next;
+    assert.deepEqual([response.status, await response.text(), limiter.peek("a").used], [200, "hello", 1]);
+    assert.match(response.headers.get("ratelimit"), /^"default";r=0;t=/);
+  });
+
+  test(`${name}: what gets no turn in time is denied as usual`, async () => {
+    const base = await start({ limit: "1/10m", waitMs: 1000 });
+    assert.equal((await fetch(base)).status, 200);
+    const denied = await fetch(base);
+    assert.equal(denied.status, 429);
+    assert.ok(Number(denied.headers.get("retry-after")) > 500);
+    assert.match((await denied.json()).type, /#quota-exceeded$/);
+  });
+
+  test(`${name}: streams wait until another one has ended`, { timeout: 60_000 }, async () => {
+    for (const limiter of [client, new Gate([{ name: "streams", scope: ["pool"], in_flight: 1 }])]) {
+      const base = await start({ limiter, attributes: () => ({ pool: name }), reserve: {}, waitMs: 30_000 });
+      const first = await fetch(`${base}/stream`);
+      const second = fetch(base);
+      assert.equal(await Promise.race([second, new Promise((resolve) => setTimeout(resolve, 100, "waits"))]), "waits");
+      await first.body.cancel();
+      assert.equal((await second).status, 200);
+    }
+  });
+
   test(`${name}: a proxy is believed if it is trusted, and nobody else`, async () => {
     const ask = (base, forwarded) => fetch(base, { headers: { "x-forwarded-for": forwarded } }).then((response) => response.status);
     const trusting = await start({ limit: "1/1m", trustedProxies: ["loopback", "10.0.0.0/8"] });
@@ -306,6 +356,8 @@ test("options are checked when the middleware is made", () => {
     [{ limit: "1/1m", keyGenerator: () => "a" }, /unknown option "keyGenerator"/],
     [{ limit: "1/1m", attributes: () => ({}) }, /have|has a `key`/],
     [{ limiter: client, key: () => "a" }, /`key` is for limiters/],
+    [{ limit: "1/1m", waitMs: "2s" }, /invalid waitMs "2s": must be 0 to 3600000/],
+    [{ limiter: client, waitMs: 60_001 }, /invalid waitMs 60001: must be 0 to 60000/],
   ]) {
     assert.throws(() => expressLimit(options), (error) => error.code === "invalid_options" && text.test(error.message));
   }

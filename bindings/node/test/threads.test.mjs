@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { once } from "node:events";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
@@ -89,12 +90,75 @@ test("a thread that is terminated with calls in flight does not take the process
   assert.equal(await inProcess(code), "alive");
 });
 
+// Nobody would use its turn, and those behind it would wait for nothing.
+test("a thread that ends leaves the queues of shared limiters", { timeout: 60_000 }, async () => {
+  const limiter = Limiter.shared("left-queues", "1/10m");
+  limiter.check("a");
+  const code = `
+    import { parentPort } from "node:worker_threads";
+    import { Limiter } from "slidegate";
+    for (let i = 0; i < 3; i++) Limiter.shared("left-queues", "1/10m").acquire("a", { timeoutMs: 3_600_000 });
+    parentPort.postMessage("waits");
+  `;
+  const worker = new Worker(new URL(`data:text/javascript,${encodeURIComponent(code.replaceAll("slidegate\"", `${INDEX}"`))}`));
+  await once(worker, "message");
+  const turn = limiter.acquire("a", { timeoutMs: 3_600_000 });
+  await worker.terminate();
+  limiter.refund("a", 1);
+  assert.equal((await turn).allowed, true);
+  assert.equal(limiter.peek("a").used, 1);
+});
+
+test("a thread that is terminated while calls wait does not take the process with it", async () => {
+  const redis = await startRedis();
+  const code = `
+    import { Worker } from "node:worker_threads";
+    const code = \`import { Gate, SharedGate } from "${INDEX}"; import { parentPort } from "node:worker_threads";
+      const policies = [{ name: "u", scope: ["user"], quota: "1/10m" }];
+      const gates = [new Gate(policies), new SharedGate("${redis.url}", policies, { deadlineMs: 5000, connectTimeoutMs: 5000 })];
+      for (const gate of gates) {
+        await gate.acquire({ user: "a" });
+        for (let i = 0; i < 200; i++) gate.acquire({ user: "a" }, { timeoutMs: 3_600_000 });
+      }
+      const limiter = new (await import("${INDEX}")).Limiter("1/1ms");
+      parentPort.postMessage(1);
+      for (;;) await limiter.acquire("a");\`;
+    for (let round = 0; round < 5; round++) {
+      const worker = new Worker(new URL("data:text/javascript," + encodeURIComponent(code)));
+      await new Promise((resolve) => worker.once("message", resolve));
+      await new Promise((resolve) => setTimeout(resolve, 7 * round));
+      await worker.terminate();
+    }
+    console.log("alive");
+  `;
+  assert.equal(await inProcess(code), "alive");
+});
+
+test("a process lives until the turns that it waits for have come, and then ends by itself", async () => {
+  const code = `
+    import { Limiter } from "slidegate";
+    const limiter = new Limiter("1/200ms");
+    for (const who of ["a", "b"]) limiter.acquire("key").then(() => console.log(who));
+  `;
+  assert.equal(await inProcess(code), "a\nb");
+});
+
+test("process.exit ends a process whose calls wait", async () => {
+  const code = `
+    import { Limiter } from "slidegate";
+    const limiter = new Limiter("1/10m");
+    for (let i = 0; i < 50; i++) limiter.acquire("key", { timeoutMs: 3_600_000 });
+    setImmediate(() => process.exit(7));
+  `;
+  await assert.rejects(inProcess(code), { code: 7 });
+});
+
 test("a process that has used everything ends by itself", async () => {
   const redis = await startRedis();
   const code = `
     import { Gate, Limiter, SharedGate } from "slidegate";
     import { Client } from "slidegate/client";
-    new Limiter("1/1m").check("a");
+    await new Limiter("1/1m").acquire("a");
     new Gate([{ name: "u", quota: "1/1m" }]).check({});
     await new SharedGate("${redis.url}", [{ name: "u", quota: "1/1m" }]).check({});
     await new Client("http://127.0.0.1:1").check({});

