@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -15,6 +16,7 @@ import uvloop
 from conftest import PATIENT, Service, wait_until
 
 from slidegate import Gate, InvalidRequest, Limiter, ManualClock, RateLimited, SharedGate
+from slidegate._slidegate import after_fork, before_fork
 from slidegate.client import AsyncClient, Client
 
 ALICE = {"user": "alice"}
@@ -440,12 +442,12 @@ try:
     threading.Thread(target=tell).start()
     limit.acquire_sync(key, timeout=7200)
 except KeyboardInterrupt:
-    print("interrupted", peek(key).used)
+    print("interrupted", peek(key).used, getattr(limit, "waiting", 0))
 """, *arguments)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SOON)
-    assert (process.returncode, out) == (0, "interrupted 1\n"), err
+    assert (process.returncode, out) == (0, "interrupted 1 0\n"), err
 
 
 @pytest.mark.parametrize("how", ["tasks", "daemon thread"])
@@ -477,30 +479,45 @@ print("last words", flush=True)
         assert word not in err
 
 
+def test_no_turn_is_taken_during_a_fork():
+    gate = Gate([{"name": "a", "quota": "1/1h"}])
+    gate.check({})
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        waiting = threads.submit(gate.acquire_sync, {}, timeout=7200)
+        wait_until(lambda: gate.waiting == 1, SOON, "the queue")
+        before_fork()
+        gate.refund({})
+        time.sleep(0.1)
+        used = gate.peek({}).used
+        after_fork()
+        assert waiting.result(SOON) and used == 0
+
+
 # Servers fork: a lock that is held meanwhile would stay locked in the child forever.
 def test_processes_are_forked_while_calls_wait(waits):
     program, arguments = waits
     process = run_python(program + """
-ending = threading.Event()
+ending, refund = threading.Event(), getattr(limit, "refund_sync", limit.refund)
 def turns():
     while not ending.is_set():
-        limit.acquire_sync(key, timeout=0)
-def wait():
-    assert limit.acquire_sync(key, timeout=7200)
-threads = [threading.Thread(target=target) for target in [wait, turns, turns]]
+        assert limit.acquire_sync(key, timeout=7200)
+def gives():
+    while not ending.is_set():
+        refund(key)
+threads = [threading.Thread(target=target) for target in [turns, turns, turns, gives]]
 for thread in threads:
     thread.start()
-for _ in range(50):
+for _ in range(100):
     child = os.fork()
     if child == 0:
-        assert peek(key).used == 1 and not limit.acquire_sync(key, timeout=0)
+        peek(key), limit.acquire_sync(key, timeout=0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 ending.set()
-threads[1].join(), threads[2].join()
-while threads[0].is_alive():
-    getattr(limit, "reset_sync", limit.reset)(key)
-    threads[0].join(0.1)
+for thread in threads:
+    while thread.is_alive():
+        refund(key)
+        thread.join(0.1)
 print("done", flush=True)
 """, *arguments)
     out, err = process.communicate(timeout=SOON * 2)

@@ -42,6 +42,9 @@ type Options struct {
 	Cost func(call Call) slidegate.Cost
 	// Skip passes calls on unchecked, for example health checks.
 	Skip func(call Call) bool
+	// Wait is how long a call waits for its turn before it is denied, less what the answer needs to arrive. A
+	// call that its client cancels loses its place.
+	Wait time.Duration
 	// OnError gets the errors of checks, such as an outage. It may be called concurrently.
 	OnError func(call Call, err error)
 }
@@ -88,8 +91,7 @@ func (o Options) check(call Call) error {
 	if o.Cost != nil {
 		request.Cost = o.Cost(call)
 	}
-	// Not the call's context: its deadline is the client's to choose, and a check that fails may be allowed.
-	d := o.Client.Check(context.Background(), request)
+	d := o.decide(call, request)
 	if d.Err != nil && o.OnError != nil {
 		o.OnError(call, d.Err)
 	}
@@ -104,6 +106,16 @@ func (o Options) check(call Call) error {
 	}
 	_ = grpc.SetTrailer(call.Context, fields)
 	return denial(d)
+}
+
+func (o Options) decide(call Call, request slidegate.Request) slidegate.Decision {
+	if o.Wait <= 0 {
+		// Not the call's context: its deadline is the client's to choose, and a check that fails may be allowed.
+		return o.Client.Check(context.Background(), request)
+	}
+	ctx, cancel := context.WithTimeout(call.Context, o.Wait)
+	defer cancel()
+	return o.Client.Acquire(ctx, request)
 }
 
 func denial(d slidegate.Decision) error {

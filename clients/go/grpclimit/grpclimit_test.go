@@ -191,3 +191,33 @@ func TestACallWithAShortDeadlineIsCharged(t *testing.T) {
 		t.Fatal(err, used)
 	}
 }
+
+// Calls of a burst are late instead of refused; a denial comes as soon as it is certain.
+func TestCallsWaitForTheirTurn(t *testing.T) {
+	service := slidegatetest.Start(t, "--policy", "1/15s per ip")
+	client := newClient(t, service, slidegate.FailClosed)
+	patient, hasty := serve(t, grpclimit.Options{Client: client, Wait: time.Minute}), serve(t, grpclimit.Options{Client: client, Wait: time.Second})
+	if allowed, _, _ := call(t, patient); allowed.Code() != codes.OK {
+		t.Fatal(allowed)
+	}
+	if denied, _, _ := call(t, hasty); denied.Code() != codes.ResourceExhausted {
+		t.Fatal(denied)
+	}
+	started, waiting := time.Now(), make(chan *status.Status, 1)
+	go func() {
+		answer, _, _ := call(t, patient)
+		waiting <- answer
+	}()
+	select {
+	case answer := <-waiting:
+		t.Fatal(answer)
+	case <-time.After(100 * time.Millisecond):
+	}
+	local := slidegate.Request{Attributes: slidegate.Attributes{"ip": "127.0.0.1"}}
+	if d, err := client.Refund(context.Background(), local); err != nil || d.Cost != 1 {
+		t.Fatal(d, err)
+	}
+	if answer := <-waiting; answer.Code() != codes.OK || time.Since(started) > 12*time.Second {
+		t.Fatal(answer, time.Since(started))
+	}
+}

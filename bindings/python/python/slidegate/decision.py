@@ -48,7 +48,7 @@ class PolicyDecision:
     remaining: float
     #: What this call charged or refunded.
     cost: float
-    #: `over_limit`, `blocked`, `too_many_holds`, `store_full`, `queue_full` or `store_unavailable`; `None` if it is allowed.
+    #: `over_limit`, `queue_full`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`; `None` if it is allowed.
     reason: str | None
     #: `store`, `cached`, `leased`, `local`, `allow` or `deny`.
     source: str | None
@@ -195,7 +195,7 @@ class Decision(metaclass=ABCMeta):
 
     @property
     def reason(self) -> str | None:
-        """Why it is denied: `over_limit`, `blocked`, `too_many_holds`, `store_full`, `queue_full` or `store_unavailable`."""
+        """Why it is denied: `over_limit`, `queue_full`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`."""
         return self._strictest.reason
 
     @property
