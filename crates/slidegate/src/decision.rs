@@ -157,9 +157,9 @@ impl DecisionSource {
 /// A bound on open holds, or on those who wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldBound {
-    OfKey,
-    OfStore,
-    OfQueue,
+    Key,
+    Store,
+    Queue,
 }
 
 /// Waits until cost is freed, in microseconds.
@@ -234,7 +234,7 @@ impl Decision {
         self.verdict = Verdict::Deny;
         self.waits.retry_us = own.max(u64::try_from(behind.as_micros()).unwrap_or(Waits::NEVER - 1));
         if is_queue_full {
-            self.hold_bound = Some(HoldBound::OfQueue);
+            self.hold_bound = Some(HoldBound::Queue);
         }
     }
 
@@ -367,9 +367,9 @@ impl Decision {
             Self { verdict: Verdict::Allow, .. } => None,
             Self { is_blocked: true, .. } => Some(Reason::Blocked),
             Self { source: DecisionSource::Deny, .. } => Some(Reason::StoreUnavailable),
-            Self { hold_bound: Some(HoldBound::OfKey), .. } => Some(Reason::TooManyHolds),
-            Self { hold_bound: Some(HoldBound::OfStore), .. } => Some(Reason::StoreFull),
-            Self { hold_bound: Some(HoldBound::OfQueue), .. } => Some(Reason::QueueFull),
+            Self { hold_bound: Some(HoldBound::Key), .. } => Some(Reason::TooManyHolds),
+            Self { hold_bound: Some(HoldBound::Store), .. } => Some(Reason::StoreFull),
+            Self { hold_bound: Some(HoldBound::Queue), .. } => Some(Reason::QueueFull),
             _ => Some(Reason::OverLimit),
         }
     }

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use slidegate::internal::instant;
 use slidegate::shares::Shares;
+use tokio::time::Instant;
 
 use super::histogram::Histogram;
 use crate::log_limit::group_key;
@@ -79,7 +81,7 @@ impl Waits {
     /// A place for a call of this client. `None` if the client has as many as are free.
     pub(crate) fn enter(&self, client: Option<IpAddr>) -> Option<WaitingCall<'_>> {
         let owner = client.map(group_key);
-        let (mut waiting, since) = (self.lock(), Instant::now());
+        let (mut waiting, since) = (self.lock(), instant());
         if !waiting.shares.take(&owner, 1) {
             self.count(TurnOutcome::Full);
             return None;

@@ -10,6 +10,7 @@ mod hostile;
 mod hostile_requests;
 mod limits;
 mod store_unavailable;
+mod waiting;
 
 use slidegate_testkit::http::Response;
 use slidegate_testkit::ports;

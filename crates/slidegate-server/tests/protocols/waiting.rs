@@ -1,6 +1,7 @@
 //! Waiting for a turn, over every protocol.
 //!
 //! Every user may do one request in some seconds. The times are lower bounds, so a slow machine changes nothing.
+#![allow(clippy::disallowed_methods)] // How long requests wait is what is tested.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -75,10 +75,10 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
             (Verb::Check | Verb::Peek, _) if !self.fits(cost) => VerbEffect::Refused(cost),
             // A peek reports it too: all keys of a request are peeked at before one is charged.
             (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.is_full() => {
-                VerbEffect::NoMoreHolds(HoldBound::OfKey)
+                VerbEffect::NoMoreHolds(HoldBound::Key)
             }
             (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.count() >= room => {
-                VerbEffect::NoMoreHolds(HoldBound::OfStore)
+                VerbEffect::NoMoreHolds(HoldBound::Store)
             }
             (Verb::Peek, _) => VerbEffect::Moved(0),
             (Verb::Check, Some(_)) if cost == 0 => VerbEffect::Moved(0),
@@ -183,10 +183,10 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
             VerbEffect::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
             VerbEffect::Refused(cost) => (Verdict::Deny, 0, late(self.wait_us(limit - cost))),
             // Nobody waits in an algorithm.
-            VerbEffect::NoMoreHolds(HoldBound::OfStore | HoldBound::OfQueue) => {
+            VerbEffect::NoMoreHolds(HoldBound::Store | HoldBound::Queue) => {
                 (Verdict::Deny, 0, NO_MORE_HOLDS_US)
             }
-            VerbEffect::NoMoreHolds(HoldBound::OfKey) => {
+            VerbEffect::NoMoreHolds(HoldBound::Key) => {
                 (Verdict::Deny, 0, late(self.on_state_scale(self.holds.earliest()) - self.settled))
             }
         };

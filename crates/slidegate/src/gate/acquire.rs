@@ -11,7 +11,7 @@ use std::slice;
 use std::time::Duration;
 
 use super::{Decisions, Gate, PolicyDecision, Reserved};
-use crate::charge::{HoldTerms, Plan};
+use crate::charge::{Charge, Excess, HoldTerms, Plan};
 use crate::decision::Reason;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldOptions, HoldStatus, ttl_us};
@@ -82,8 +82,14 @@ impl<S: Store, A: Ask> Asker for Turns<'_, S, A> {
         }
         let policies = self.gate.policies.load();
         let plan = policies.plan(self.of.requests(), self.of.verb());
-        let denying = plan.charges.iter().filter(|charge| charge.part.enforced && charge.part.cost > 0);
-        let places: Vec<_> = denying
+        let denying = || plan.charges.iter().filter(|charge| charge.part.enforced && charge.part.cost > 0);
+        let never_fits =
+            |one: &Charge<'_>| one.part.excess == Excess::Refuse && one.part.cost > one.quota.capacity();
+        if denying().any(never_fits) {
+            // It is told so at once.
+            return None;
+        }
+        let places: Vec<_> = denying()
             .filter_map(|charge| {
                 let policy = policies.policy(charge.policy as usize);
                 let key = QueueKey::new(charge.number, &charge.key);

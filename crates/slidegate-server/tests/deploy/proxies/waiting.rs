@@ -3,7 +3,8 @@
 use super::*;
 
 /// One request in two seconds, and a wait that is longer than what the files give slidegate.
-const WAITS: &str = "policies: [{name: per-ip, scope: [ip], quota: 1/2s, on_excess: wait 20s}]\nauth: {preset: PROXY}\n";
+const WAITS: &str =
+    "policies: [{name: per-ip, scope: [ip], quota: 1/2s, on_excess: wait 20s}]\nauth: {preset: PROXY}\n";
 const WINDOW: Duration = Duration::from_secs(2);
 
 fn start(kind: &Kind, edits: &[(&str, &str)]) -> Beside {
@@ -29,7 +30,9 @@ fn two(kind: &Kind, beside: &mut Beside, fields: &str) -> (Response, Duration) {
 /// A request that waits longer than its proxy lets it would pass, although it was to be denied.
 fn nothing_passes_because_it_waited(kind: &Kind) {
     let mut beside = start(kind, &[]);
-    for fields in ["", "slidegate-max-wait: 60s\r\n", "connection: slidegate-max-wait\r\nslidegate-max-wait: 60s\r\n"] {
+    for fields in
+        ["", "slidegate-max-wait: 60s\r\n", "connection: slidegate-max-wait\r\nslidegate-max-wait: 60s\r\n"]
+    {
         let (second, after) = two(kind, &mut beside, fields);
         let is_its_turn = after >= WINDOW && !is_without_slidegate(kind, &second);
         assert!(second.status == 429 || is_its_turn, "{} {fields}: {} {after:?}", kind.name, second.status);
