@@ -90,23 +90,19 @@ impl Denials {
     pub(super) async fn invalidate(&self, names: Option<&[Vec<u8>]>, deadline: Instant) {
         self.cache.clear();
         self.leases.end(names);
-        if self.are_cached || self.is_subscribing.load(Ordering::Relaxed) {
-            let message = match names.filter(|names| names.len() <= MAX_KEYS) {
-                Some(names) => self.message(KEYS, names),
-                None => self.instance.clone(),
-            };
-            self.publish(message, deadline).await;
-        }
+        let message = match names.filter(|names| names.len() <= MAX_KEYS) {
+            Some(names) => self.message(KEYS, names),
+            None => self.instance.clone(),
+        };
+        self.publish(message, deadline).await;
     }
 
     /// Clears the cached denials of all connected instances, and wakes their waiters, because cost of the keys with these
     /// names was refunded.
     pub(super) async fn refunded(&self, names: &[Vec<u8>], deadline: Instant) {
         self.cache.clear();
-        if self.are_cached || self.is_subscribing.load(Ordering::Relaxed) {
-            for names in names.chunks(MAX_KEYS) {
-                self.publish(self.message(FREED, names), deadline).await;
-            }
+        for names in names.chunks(MAX_KEYS) {
+            self.publish(self.message(FREED, names), deadline).await;
         }
     }
 

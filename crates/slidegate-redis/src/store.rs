@@ -161,6 +161,10 @@ impl SharedStore for RedisStore {
         let deadline = self.calls.deadline();
         let subjects = self.subjects(charges);
         let denials = &self.calls.denials;
+        if charges.iter().any(|charge| charge.reserve.is_some()) {
+            // Who settles tells the instances that wait, so it has to hear which do.
+            denials.listen();
+        }
         let is_refund = charges.iter().any(|charge| charge.part.verb == Verb::Refund);
         if is_refund {
             // Denials cached before the refund arrives must not outlive it.

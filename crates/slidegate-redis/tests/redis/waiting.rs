@@ -1,5 +1,9 @@
 //! Waiting for permits that other instances hold, and guards of tickets in Redis.
 
+mod freed;
+mod outages;
+mod turns;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;

@@ -109,7 +109,7 @@ impl<S: Store, A: Ask> Asker for Turns<'_, S, A> {
         let outcome = match A::decisions(&answer) {
             None => AskOutcome::Allowed(None),
             Some(decisions) if decisions.is_denied() => self.denial(decisions),
-            Some(decisions) => AskOutcome::Allowed(current.and_then(|current| decisions.turn_after(current))),
+            Some(decisions) => AskOutcome::Allowed(current.and_then(|key| self.turn_after(decisions, key))),
         };
         (answer, outcome)
     }
@@ -158,9 +158,34 @@ impl<S: Store, A: Ask> Turns<'_, S, A> {
             return never(format!("policy `{name}` lets nobody wait"));
         };
         let place = denied.place();
-        let turn = denied.turn(wait, Some(place.share));
-        let ask_again = (turn.is_held || self.gate.store.as_local().is_none()).then_some(ASK_OTHERS);
-        AskOutcome::Denied(Denial { place: Place { within, ..place }, turn, ask_again })
+        let turn = self.turn(&denied, wait, Some(place.share));
+        AskOutcome::Denied(Denial { place: Place { within, ..place }, turn })
+    }
+
+    /// When the next request for a key gets its turn, after one took all that was left.
+    fn turn_after(&self, decisions: &Decisions<'_>, key: QueueKey) -> Option<Turn> {
+        let taken = decisions.iter().find(|one| one.decision().remaining == 0 && one.queue_key() == key)?;
+        Some(self.turn(&taken, taken.decision().frees_after()?, None))
+    }
+
+    #[allow(clippy::cast_precision_loss)] // waits need no more digits
+    fn turn(&self, of: &PolicyDecision<'_>, wait: Duration, share: Option<f64>) -> Turn {
+        let (quota, is_held) = (of.quota(), of.decision().held() > 0);
+        let window = quota.window();
+        Turn {
+            share,
+            wait,
+            is_held,
+            window,
+            frees_limit_in: match quota.algorithm() {
+                Algorithm::FixedWindow => Duration::ZERO,
+                // As it rounds up, a full key has one less in each window.
+                Algorithm::SlidingWindow => window + window.div_f64((quota.limit() as f64 - 1.0).max(1.0)),
+                _ => window,
+            },
+            is_even: quota.algorithm() == Algorithm::TokenBucket,
+            ask_again: (is_held || self.gate.store.as_local().is_none()).then_some(ASK_OTHERS),
+        }
     }
 }
 
@@ -180,25 +205,6 @@ impl PolicyDecision<'_> {
         #[allow(clippy::cast_precision_loss)] // shares need no more digits
         let share = self.asked().millionths() as f64 / 1e6 / self.quota().limit().max(1) as f64;
         Place { key: self.queue_key(), share, within: None }
-    }
-
-    fn turn(&self, wait: Duration, share: Option<f64>) -> Turn {
-        let quota = self.quota();
-        Turn {
-            share,
-            wait,
-            is_held: self.decision().held() > 0,
-            window: quota.window(),
-            is_even: quota.algorithm() == Algorithm::TokenBucket,
-        }
-    }
-}
-
-impl Decisions<'_> {
-    /// When the next request for a key gets its turn, after this one took all that was left.
-    fn turn_after(&self, key: QueueKey) -> Option<Turn> {
-        let taken = self.iter().find(|one| one.decision().remaining == 0 && one.queue_key() == key)?;
-        Some(taken.turn(taken.decision().frees_after()?, None))
     }
 }
 

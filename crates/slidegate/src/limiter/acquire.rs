@@ -125,7 +125,8 @@ impl LimiterAsker<'_> {
     fn turn(&self, wait: Duration, share: Option<f64>) -> Turn {
         let quota = self.limiter.quota();
         let is_even = quota.algorithm() == Algorithm::TokenBucket;
-        Turn { wait, is_held: false, window: quota.window(), is_even, share }
+        let window = quota.window();
+        Turn { wait, is_held: false, window, frees_limit_in: window, is_even, share, ask_again: None }
     }
 }
 
@@ -152,7 +153,7 @@ impl Asker for LimiterAsker<'_> {
             Some(wait) => {
                 let place = self.place();
                 let turn = self.turn(wait, Some(place.share));
-                AskOutcome::Denied(Denial { place, turn, ask_again: None })
+                AskOutcome::Denied(Denial { place, turn })
             }
         };
         (decision, outcome)

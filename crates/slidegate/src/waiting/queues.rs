@@ -74,9 +74,6 @@ pub(crate) struct Denial<K> {
     pub(crate) place: Place<K>,
     /// When it fits.
     pub(crate) turn: Turn,
-    /// When to ask again at the latest, if something that this process does not notice may make
-    /// room.
-    pub(crate) ask_again: Option<Duration>,
 }
 
 /// When the head of a queue gets its turn, and how fast those behind it can follow.
@@ -87,10 +84,14 @@ pub(crate) struct Turn {
     pub(crate) is_held: bool,
     /// A window admits the limit once.
     pub(crate) window: Duration,
+    /// How long it takes until as much as the limit is freed. Zero if that happens at once.
+    pub(crate) frees_limit_in: Duration,
     /// Cost is freed evenly, as by a token bucket, and not all of a window's at once.
     pub(crate) is_even: bool,
     /// What fits then, as a share of the limit of one window. `None`: something.
     pub(crate) share: Option<f64>,
+    /// When to ask again at the latest, if something that this process does not notice may make room.
+    pub(crate) ask_again: Option<Duration>,
 }
 
 /// Why there was no turn.
@@ -123,9 +124,6 @@ const MAX_DEADLINE: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// When the head of a queue asks again after its first denial, if others hold cost in a shared store: what they gave back
 /// before they knew that it waits has not been announced. Random, so that heads do not ask in step.
 const ASK_AFTER_WATCHING: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(75));
-/// The longest that a new head sleeps before it asks, where others hold cost: a hold may expire with less than it held.
-const ASK_HELD: Duration = Duration::from_secs(1);
-
 /// What sums of shares may be wrong by.
 const ROUNDING: f64 = 1e-9;
 
@@ -180,7 +178,7 @@ pub(crate) async fn wait<A: Asker>(
                 break before;
             }
             let frees = queue.frees();
-            let (answer, Denial { place: denied, turn, ask_again }) = match asker.ask(Some(place.key)).await {
+            let (answer, Denial { place: denied, turn }) = match asker.ask(Some(place.key)).await {
                 (answer, AskOutcome::Allowed(next)) => {
                     queue.set(next.map(|next| queue.after_others(next, place.share)), frees);
                     return Ok(answer);
@@ -202,7 +200,7 @@ pub(crate) async fn wait<A: Asker>(
             drop(answer);
             let ask_again = match (turn.is_held && is_first, queue.is_watched()) {
                 (true, true) => Some(jitter(ASK_AFTER_WATCHING.0, ASK_AFTER_WATCHING.1)),
-                _ => ask_again,
+                _ => turn.ask_again,
             };
             is_first = false;
             // Asks again after whichever ends first.
@@ -298,7 +296,7 @@ impl Queue {
         let others = self.watch.get().and_then(Option::as_ref).map_or(0, |watch| watch.others());
         #[allow(clippy::cast_precision_loss)] // at most some thousand
         let turns = share * others as f64;
-        Turn { wait: next.wait + next.window.mul_f64(turns.clamp(0.0, 1.0)), ..next }
+        Turn { wait: next.wait + next.frees_limit_in.mul_f64(turns.clamp(0.0, 1.0)), ..next }
     }
 
     /// Sleeps until the turn that the answer to the head before said, or until cost is freed.
@@ -306,8 +304,8 @@ impl Queue {
         let mut freed = pin!(self.freed.notified());
         freed.as_mut().enable();
         let Some((mut at, turn)) = self.schedule().next else { return };
-        if turn.is_held {
-            at = at.min(instant() + ASK_HELD);
+        if let Some(ask_again) = turn.ask_again {
+            at = at.min(instant() + ask_again);
         }
         if at > instant() {
             let _ = timeout_at(at.min(deadline), freed).await;

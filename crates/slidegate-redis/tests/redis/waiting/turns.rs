@@ -1,0 +1,210 @@
+//! Turns of several instances that wait for one key: how they share them, what a turn costs, and that no window holds
+//! more than its limit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use slidegate::{Algorithm, DecisionSource, Policy, Quota, Request};
+use slidegate_redis::{RedisGate, RedisOptions};
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::window_checker::{Admission, greatest_in_one_window};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::callers::{gate, options};
+use crate::cluster::{masters, on_cluster};
+
+const WINDOW: Duration = Duration::from_secs(1);
+/// What is measured, after windows in which instances learn of each other.
+const WARM_UP: Duration = Duration::from_secs(2);
+const MEASURED: Duration = Duration::from_secs(4);
+/// Nobody waits so long.
+const HANGS: Duration = Duration::from_secs(60);
+/// A busy machine may spoil a measurement, but not all of them.
+const ATTEMPTS: usize = 6;
+/// Commands that decide, and those that tell other instances.
+const COMMANDS: [&str; 5] = ["evalsha", "fcall", "slidegate.check1", "slidegate.decide", "publish"];
+
+/// Callers of several instances who go on waiting for the same key.
+#[derive(Debug, Clone, Copy)]
+struct Crowd {
+    algorithm: Algorithm,
+    limit: u64,
+    instances: usize,
+    /// Policies that all admit a request.
+    policies: &'static [&'static str],
+}
+
+/// What became of a crowd.
+#[derive(Debug)]
+struct Turns {
+    /// Turns of each instance while it was measured.
+    each: Vec<u64>,
+    /// Calls of the servers meanwhile.
+    calls: u64,
+    /// The share of all turns that were possible meanwhile.
+    used: f64,
+    /// When each turn was, from the first one on, by the clock of the server.
+    all: Vec<Admission>,
+}
+
+#[allow(clippy::cast_precision_loss)] // some thousand
+impl Turns {
+    fn calls_each(&self) -> f64 {
+        self.calls as f64 / self.each.iter().sum::<u64>() as f64
+    }
+
+    /// How far an instance is from the mean, as a share of it.
+    fn unfairness(&self) -> f64 {
+        let mean = self.each.iter().sum::<u64>() as f64 / self.each.len() as f64;
+        self.each.iter().map(|turns| (*turns as f64 / mean - 1.0).abs()).fold(0.0, f64::max)
+    }
+}
+
+impl Crowd {
+    fn quota(self) -> Quota {
+        Quota::new(self.limit, WINDOW).unwrap().with_algorithm(self.algorithm)
+    }
+
+    /// The most that may be admitted in one window, as docs/algorithms.md has it.
+    fn most(self) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingLog => self.limit,
+            Algorithm::TokenBucket => self.quota().burst() + self.limit - 1,
+            _ => 2 * self.limit,
+        }
+    }
+
+    /// What is admitted in each window by and by: two counters round up.
+    fn each_window(self) -> u64 {
+        self.limit - u64::from(self.algorithm == Algorithm::SlidingWindow)
+    }
+
+    /// How far an instance may be from the mean. Under a log with few turns, those of a window come together, and who
+    /// took the last one skips some: only that nobody starves is certain.
+    fn most_unfair(self) -> f64 {
+        if self.algorithm == Algorithm::SlidingLog && self.limit < 100 { 0.9 } else { 0.2 }
+    }
+
+    async fn wait(self, options: &RedisOptions, servers: &[&RedisServer]) -> Turns {
+        let policies = || {
+            self.policies
+                .iter()
+                .map(|name| Policy::new(*name, self.quota()).unwrap().with_scope(["tenant", "user"]))
+        };
+        let gates: Vec<_> = (0..self.instances).map(|_| gate(policies(), options.clone())).collect();
+        let over = Arc::new(AtomicBool::new(false));
+        let counts: Vec<_> = gates.iter().map(|_| Arc::new(AtomicU64::new(0))).collect();
+        let callers: JoinSet<_> = gates
+            .iter()
+            .zip(&counts)
+            .flat_map(|(gate, count)| (0..16).map(|_| caller(gate.clone(), count.clone(), over.clone())))
+            .collect();
+        let counted = || counts.iter().map(|count| count.load(Ordering::SeqCst)).collect::<Vec<_>>();
+        let called = || servers.iter().map(|server| calls(server)).sum::<u64>();
+        sleep(WARM_UP).await;
+        let (begun, before) = (Instant::now(), (counted(), called()));
+        sleep(MEASURED).await;
+        let (took, after) = (begun.elapsed(), (counted(), called()));
+        over.store(true, Ordering::SeqCst);
+        let all: Vec<u64> = callers.join_all().await.concat();
+        assert!(gates.iter().all(|gate| gate.gate().waiting() == 0));
+        let each: Vec<_> = after.0.iter().zip(before.0).map(|(after, before)| after - before).collect();
+        #[allow(clippy::cast_precision_loss)] // some thousand
+        let used =
+            each.iter().sum::<u64>() as f64 / (self.each_window() as f64 * took.div_duration_f64(WINDOW));
+        let first = all.iter().min().copied().unwrap();
+        let at = |at: &u64| Duration::from_micros(at - first);
+        let all = all.iter().map(|one| Admission { sent: at(one), replied: at(one), cost: 1 }).collect();
+        Turns { each, calls: after.1 - before.1, used, all }
+    }
+
+    /// Waits until a measurement is as it has to be. No window ever holds more than it may.
+    async fn judge(self, options: &RedisOptions, servers: &[&RedisServer], most_calls: f64) {
+        for attempt in 1..=ATTEMPTS {
+            for server in servers {
+                server.admin(&["FLUSHALL"]);
+            }
+            let mut turns = self.wait(options, servers).await;
+            let greatest = greatest_in_one_window(&mut turns.all, WINDOW);
+            let (calls, unfairness) = (turns.calls_each(), turns.unfairness());
+            println!(
+                "{self:?}: {:?} turns, {calls:.3} calls each, {unfairness:.2} from the mean, {:.3} used, at most {greatest} in a window",
+                turns.each, turns.used
+            );
+            assert!(greatest <= self.most(), "{greatest} in one window: {self:?}");
+            if calls <= most_calls && unfairness <= self.most_unfair() && turns.used >= 0.95 {
+                return;
+            }
+            assert!(attempt < ATTEMPTS, "{calls} calls, {unfairness} unfair, {} used: {self:?}", turns.used);
+        }
+    }
+}
+
+fn calls(server: &RedisServer) -> u64 {
+    COMMANDS.iter().map(|command| server.commandstats(command).calls).sum()
+}
+
+/// Waits for one turn after the other. Returns when they were.
+async fn caller(gate: Arc<RedisGate>, count: Arc<AtomicU64>, over: Arc<AtomicBool>) -> Vec<u64> {
+    let request = Request::new().with("tenant", "t").with("user", "alice");
+    let mut turns = Vec::new();
+    while !over.load(Ordering::SeqCst) {
+        let decisions = gate.acquire(&request).timeout(HANGS).await.unwrap();
+        let decision = *decisions.strictest().unwrap().decision();
+        assert_eq!(decision.source(), DecisionSource::Store, "{:?}", gate.store().stats());
+        turns.push(decision.at().as_micros());
+        count.fetch_add(1, Ordering::SeqCst);
+    }
+    turns
+}
+
+const ALGORITHMS: [Algorithm; 4] =
+    [Algorithm::SlidingLog, Algorithm::SlidingWindow, Algorithm::FixedWindow, Algorithm::TokenBucket];
+
+async fn judge_all(server: &RedisServer, instances: usize, most_calls: f64) {
+    let options = options(&server.url_as_user());
+    for algorithm in ALGORITHMS {
+        for limit in [20, 200] {
+            let crowd = Crowd { algorithm, limit, instances, policies: &["p"] };
+            crowd.judge(&options, &[server], most_calls).await;
+        }
+    }
+}
+
+/// A store that is asked more often than it admits is busy with saying no.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_instances_share_the_turns_and_ask_once_for_each() {
+    judge_all(&RedisServer::builder().start(), 3, 1.2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_instance_asks_once_for_each_turn() {
+    judge_all(&RedisServer::builder().start(), 1, 1.1).await;
+}
+
+/// Who has the module must not wait in another way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_the_module_three_instances_share_the_turns_as_well() {
+    judge_all(&RedisServer::builder().module(true).start(), 3, 1.2).await;
+}
+
+/// Policies of one slot take one call, and of several slots one for each.
+#[test]
+fn three_instances_on_a_cluster_share_the_turns() {
+    on_cluster(async |cluster| {
+        let servers = masters(cluster);
+        let options = options(&cluster.url_as_user());
+        for algorithm in ALGORITHMS {
+            for (policies, options, most_calls) in [
+                (&["p"][..], options.clone(), 1.2),
+                (&["p", "q", "r"][..], options.clone().with_hash_tag("tenant"), 1.2),
+                (&["p", "q", "r"][..], options.clone(), 3.6),
+            ] {
+                let crowd = Crowd { algorithm, limit: 20, instances: 3, policies };
+                crowd.judge(&options, &servers, most_calls).await;
+            }
+        }
+    });
+}
