@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
+use slidegate::clock::format_window;
 use slidegate::{Algorithm, Counts, Gate, OnMissing, Policy, PolicyDecision, Quota, Request};
 
 use super::failure::{Failure, fail};
@@ -250,6 +251,9 @@ fn as_text(
     if quota.algorithm() == Algorithm::InFlight {
         text += "; only reservations count, other requests only check";
     }
+    if let Some(wait) = policy.options().wait {
+        let _ = write!(text, "; requests of proxies wait up to {} for their turn", format_window(wait));
+    }
     if !policy.options().enforced {
         text += "; shadow, so it never denies";
     }
@@ -277,6 +281,9 @@ fn as_json(
             "tier": chosen.tier,
             "counted": counted_name(&policy.options().counts),
         });
+        if let Some(wait) = policy.options().wait {
+            explanation["on_excess"] = format!("wait {}", format_window(wait)).into();
+        }
         if let Some((attribute, day)) = chosen.anchor {
             explanation["quota"]["anchor"] = json!({ "attribute": attribute, "day": day.unwrap_or(1) });
         }

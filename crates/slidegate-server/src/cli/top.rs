@@ -109,6 +109,38 @@ impl Now {
     }
 }
 
+/// The part of the status that is shown: calls that wait for their turn on the server asked.
+#[derive(Default, Deserialize)]
+struct Status {
+    #[serde(default)]
+    waiting: Waiting,
+}
+
+#[derive(Default, Deserialize)]
+struct Waiting {
+    now: u64,
+    oldest_ms: u64,
+    full: u64,
+}
+
+impl Waiting {
+    /// `None`: nothing waits, and nothing was refused.
+    fn line(&self) -> Option<String> {
+        let Self { now, oldest_ms, full } = *self;
+        let oldest =
+            (now > 0).then(|| format!(", the oldest for {}", format_wait(Duration::from_millis(oldest_ms))));
+        let refused = (full > 0).then(|| format!("; {full} refused since the start, as the queue was full"));
+        let parts = [oldest, refused];
+        let is_shown = parts.iter().any(Option::is_some);
+        is_shown.then(|| {
+            format!(
+                "waiting for a turn on this server: {now}{}",
+                parts.map(Option::unwrap_or_default).concat()
+            )
+        })
+    }
+}
+
 pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
     let client = args.server.client()?;
     let refreshes = !args.once && !args.json && std::io::stdout().is_terminal();
@@ -122,7 +154,7 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
                 let url = client.url("");
                 Failure(format!("{url} returned an unexpected format; check that the server and this command have the same version"))
             })?;
-            describe(&top, args, output::width())
+            describe(&top, &waiting(&client)?, args, output::width())
         };
         let before = if clears { CLEAR } else { "\n" };
         let output = if refreshes { format!("{before}{output}") } else { output };
@@ -153,7 +185,13 @@ fn fetch(client: &client::Client, args: &TopArgs) -> Result<String, Failure> {
     fail(format!("{} returned {status}: {}", client.url("/v1/top"), client::detail(&problem)))
 }
 
-fn describe(top: &TopKeys, args: &TopArgs, width: usize) -> String {
+/// An older server has none.
+fn waiting(client: &client::Client) -> Result<Waiting, Failure> {
+    let (_, text) = client.send(Method::GET, "/v1/status", None)?;
+    Ok(serde_json::from_str(&text).unwrap_or_else(|_| Status::default()).waiting)
+}
+
+fn describe(top: &TopKeys, waiting: &Waiting, args: &TopArgs, width: usize) -> String {
     let (what, count) = match args.by {
         TopBy::Used => ("usage", "cost"),
         TopBy::Denied => ("denials", "denials"),
@@ -175,7 +213,8 @@ fn describe(top: &TopKeys, args: &TopArgs, width: usize) -> String {
     if top.error_bound.as_f64() > Some(0.0) {
         title += &format!("; keys not listed have at most {}", top.error_bound);
     }
-    let title = output::wrap(&title, width, output::INDENT);
+    let lines = [Some(title), waiting.line()].into_iter().flatten();
+    let title = lines.map(|line| output::wrap(&line, width, output::INDENT)).collect::<Vec<_>>().join("\n");
     if top.keys.is_empty() {
         return title + "\n\nno keys yet";
     }
@@ -278,7 +317,7 @@ mod tests {
                 fleet_error: None,
                 keys: vec![first, second],
             };
-            let text = describe(&top, &args, width);
+            let text = describe(&top, &Waiting::default(), &args, width);
             assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
             let table: Vec<_> = text.lines().skip_while(|line| !line.is_empty()).skip(1).collect();
             assert!(table.join("|").starts_with(&expected.replace("21:05:09", &last)), "{text}");

@@ -147,7 +147,11 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
                 said.push_str(&seconds(wait));
             }
         },
-        None => said.push_str("; the cost is more than the limit and never fits"),
+        None => return said.push_str("; the cost is more than the limit and never fits"),
+    }
+    if let Some(longest) = decision.policy().options().wait {
+        said.push_str("; requests of proxies wait up to ");
+        said.push_str(&seconds(longest));
     }
 }
 

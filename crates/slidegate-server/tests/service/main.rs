@@ -25,6 +25,7 @@ mod holds;
 mod http;
 mod listeners;
 mod memory_bound;
+mod waiting_figures;
 mod wall_clock;
 mod workers;
 

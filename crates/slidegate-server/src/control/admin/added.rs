@@ -16,12 +16,13 @@ use crate::control::state::Admin;
 use crate::wire::problem::Problem;
 
 /// Keys valid only for an added policy; other policies have them in the config file.
-const ITS_OWN: [&str; 15] = [
+const ITS_OWN: [&str; 16] = [
     "scope",
     "when",
     "on_missing",
     "fold",
     "excess",
+    "on_excess",
     "counts",
     "estimate",
     "unsettled",

@@ -121,6 +121,7 @@ export function why(event, policy) {
     const { until, by } = event.block ?? {};
     return `blocked${until ? ` until ${time(until)}` : ''}${by ? ` by ${by}` : ''}; ${used}`;
   }
+  if (event.reason === 'queue_full') return `as many requests wait for their turn as may; ${used}`;
   const fits =
     event.retry_after_ms === null
       ? `cost ${count(event.cost)} never fits`

@@ -20,7 +20,7 @@ export class Status {
 
   #draw(status) {
     this.hooks.statusChanged(status);
-    const { version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, fleet, memory, traces, changes } = status;
+    const { version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, fleet, memory, traces, changes, waiting } = status;
     setText(byId('version'), version);
     const redis = store.kind !== 'memory';
     const facts = [
@@ -46,6 +46,7 @@ export class Status {
         memory.dropped ? `${count(memory.dropped)}: raise store.memory.max_keys` : 'none',
         memory.dropped > 0,
       ],
+      ...waitFact(waiting),
       ['Config', config.source ?? 'none'],
       ...(config.hash ? [['Config hash', String(config.hash).slice(0, 12)]] : []),
       [
@@ -136,6 +137,18 @@ function storeText({ kind, url, refuses_decisions: refuses, degraded }) {
 function leaseText({ open, held_share: held, admitted, expired }) {
   const text = `${count(open)} open, ${percent(held, 1)} held, ${count(admitted)} requests admitted`;
   return expired ? `${text}, ${count(expired)} ended unsettled` : text;
+}
+
+/** Calls that wait for their turn, if any has. */
+function waitFact({ now, oldest_ms: oldest, turns, late, full, gone, p50_ms: p50, p99_ms: p99 }) {
+  if (!(now + turns + late + full + gone)) return [];
+  const lines = [
+    now ? `${count(now)} now, the oldest for ${duration(oldest)}` : 'none now',
+    `${count(turns)} admitted${p99 ? `, half within ${duration(p50)}, 99 of 100 within ${duration(p99)}` : ''}`,
+    `${count(late)} without a turn in time, ${count(gone)} given up`,
+    full && `${count(full)} refused: as many waited as may`,
+  ];
+  return [['Waiting for a turn', lines.filter(Boolean).join('\n'), full > 0]];
 }
 
 /** The sum of all instances, then one line for each. */
