@@ -1,4 +1,6 @@
 //! What the service tells about calls that wait for their turn: metrics, status and explanations.
+// How long a call has waited is one of the figures.
+#![allow(clippy::disallowed_methods)]
 
 use std::io::Write;
 use std::time::{Duration, Instant};
