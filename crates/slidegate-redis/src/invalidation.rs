@@ -235,6 +235,8 @@ impl Subscriber {
         sink.subscribe(CHANNEL).await?;
         if let Some(denials) = self.0.upgrade() {
             denials.cache.set_subscribed(true);
+            // What was freed meanwhile was not heard.
+            denials.waiters.freed(None);
         }
         while self.0.strong_count() > 0 {
             match timeout(HEARTBEAT, next(&mut messages)).await {

@@ -19,7 +19,7 @@ const ANNOUNCE: Duration = Duration::from_secs(5);
 const GATHER: Duration = Duration::from_millis(2);
 /// How long an announcement counts: longer than two intervals, so that one may be lost.
 const COUNTS_FOR: Duration = Duration::from_secs(12);
-/// Maximum keys: of more, waiters ask again after a second, as those of every key do.
+/// Maximum keys: of more, waiters ask again after seconds, as those of every key do.
 const MAX_KEYS: usize = 4096;
 /// Maximum instances that are counted for a key.
 const MAX_INSTANCES: usize = 64;

@@ -24,8 +24,10 @@ use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{AskOutcome, Asker, Denial, Place, Refused, Turn, WaitQueues, wait};
 use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
-/// Retry interval for keys that other processes, or a hold that expires, may free earlier than their wait says.
-const ASK_OTHERS: Duration = Duration::from_secs(1);
+/// Retry interval for keys with open holds, which may end earlier than their wait says, and expire with less than they held.
+const ASK_HELD: Duration = Duration::from_secs(1);
+/// Retry interval for other keys of a shared store: a message about cost that another process has freed may be lost.
+const ASK_SHARED: Duration = Duration::from_secs(5);
 
 /// How long requests wait for their turn.
 #[doc(hidden)]
@@ -184,7 +186,11 @@ impl<S: Store, A: Ask> Turns<'_, S, A> {
                 _ => window,
             },
             is_even: quota.algorithm() == Algorithm::TokenBucket,
-            ask_again: (is_held || self.gate.store.as_local().is_none()).then_some(ASK_OTHERS),
+            ask_again: match (is_held, self.gate.store.as_local().is_some()) {
+                (true, _) => Some(ASK_HELD),
+                (false, false) => Some(ASK_SHARED),
+                (false, true) => None,
+            },
         }
     }
 }
@@ -233,7 +239,7 @@ impl<S: Store> Gate<S> {
     /// limit, the last answer and those who wait before say it.
     ///
     /// Capacity freed by a refund, a settlement, a reset or a new configuration is noticed at once, also if another
-    /// process with the same shared store frees it; should its message be lost, within a second. A policy that [counts
+    /// process with the same shared store frees it; should its message be lost, within five seconds. A policy that [counts
     /// denials](crate::Excess::Count) counts each retry. Needs a tokio runtime with timers.
     ///
     /// ```

@@ -18,7 +18,7 @@ const HANGS: Duration = Duration::from_secs(60);
 /// Longer than any wait without an event: who could not be served in time would be told so at once.
 const PATIENCE: Duration = Duration::from_secs(2 * 86_400);
 /// After how long a waiter asks again without a message.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(5);
 /// A busy machine may be late with a message, but not each time.
 const ATTEMPTS: usize = 10;
 const LIMIT: u64 = 10;
@@ -94,7 +94,7 @@ async fn wakes(server: &RedisServer, event: Event, options: &RedisOptions) {
         let [one, other] = [(); 2].map(|()| gate([daily(LIMIT)], options.clone()));
         let reserved = event.take(&other).await;
         let waits = waiting(&one).await;
-        // It has slept, and asks next when its second is over.
+        // It has slept, and asks next when seconds are over.
         sleep(Duration::from_millis(150)).await;
         let (begun, asked) = (Instant::now(), calls(&one));
         event.happen(&one, &other, reserved).await;
@@ -159,9 +159,9 @@ async fn three_instances_never_use_more_permits_than_there_are_and_do_all_jobs()
     assert_eq!(*running.lock().unwrap(), (0, 2));
 }
 
-/// A message that is lost costs a second, and neither the turn nor the wait until the window ends.
+/// A message that is lost costs seconds, and neither the turn nor the wait until the window ends.
 #[tokio::test]
-async fn without_messages_a_waiter_still_notices_room_within_about_a_second() {
+async fn without_messages_a_waiter_still_notices_room_within_seconds() {
     let server = RedisServer::builder().start();
     let options = options(&server.url_as_user());
     let [one, other] = [(); 2].map(|()| gate([daily(LIMIT)], options.clone()));
