@@ -170,7 +170,9 @@ impl Denials {
             }
             let names = names_in(message, KEYS);
             self.leases.end(names.as_deref());
-            self.waiters.freed(names.as_deref().filter(|names| !names.is_empty()));
+            // Without names: a check over several slots put back what it had taken, and whoever waits for it would do the
+            // same in turn.
+            self.waiters.freed(names.as_deref());
             if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
                 self.control_document_changed.notify_one();
             }

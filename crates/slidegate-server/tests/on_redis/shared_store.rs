@@ -358,7 +358,8 @@ fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
     let redis = RedisServer::start();
     let folder = TempDir::new("redis-user");
     let policies = "policies: [{name: per-user, scope: [user], quota: 2/1h}]";
-    let config = folder.file("slidegate.yaml", format!("{policies}\nstore: {{deadline: 10s}}\n"));
+    let config = folder
+        .file("slidegate.yaml", format!("{policies}\nstore: {{deadline: 10s, connect_timeout: 10s}}\n"));
     let server = Server::start(&["--redis", &redis.url_as_user(), "--config", &config]);
     let statuses = [0; 3].map(|_| check(&server, "user", "alice").status);
     assert_eq!(statuses, [200, 200, 429]);

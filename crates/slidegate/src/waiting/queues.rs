@@ -138,6 +138,8 @@ pub(crate) async fn wait<A: Asker>(
     let longest = begun + within.min(MAX_DEADLINE);
     let until = |place: &Place<A::Key>| place.within.map_or(longest, |own| longest.min(begun + own));
     let mut next = asker.queue_before(None);
+    // When the key that denied it last has its turn: it need not ask again in that key's queue before.
+    let mut told = None;
     loop {
         let Some(place) = next else {
             // Nobody waits: asking needs no queue.
@@ -151,6 +153,7 @@ pub(crate) async fn wait<A: Asker>(
                     if let Some(cause) = denial.turn.is_late(within, left) {
                         return Err(Refused { cause, answer: Some(answer), queue: Some(denial.place.key) });
                     }
+                    told = denial.turn.told();
                     next = Some(denial.place);
                     continue;
                 }
@@ -167,8 +170,8 @@ pub(crate) async fn wait<A: Asker>(
             let queue = Arc::downgrade(queue);
             asker.watch(place.key, Arc::new(move || queue.upgrade().iter().for_each(|queue| queue.free())))
         });
-        queue.sleep_until_turn(deadline).await;
-        let mut is_first = true;
+        queue.sleep_until_turn(told.take(), deadline).await;
+        let mut denials = 0;
         next = loop {
             // Enabled before asking, so that no notification after the answer is missed.
             let mut freed = pin!(queue.freed.notified());
@@ -194,18 +197,19 @@ pub(crate) async fn wait<A: Asker>(
                 return Err(Refused { cause, answer: Some(answer), queue: Some(denied.key) });
             }
             if denied.key != place.key {
+                told = turn.told();
                 break Some(denied);
             }
             queue.set(Some(turn), frees);
             drop(answer);
-            let ask_again = match (turn.is_held && is_first, queue.is_watched()) {
+            let ask_again = match (turn.is_held && denials == 0, queue.is_watched()) {
                 (true, true) => Some(jitter(ASK_AFTER_WATCHING.0, ASK_AFTER_WATCHING.1)),
                 _ => turn.ask_again,
             };
-            is_first = false;
+            denials += 1;
+            let wait = turn.wait + queue.after_denials(denials);
             // Asks again after whichever ends first.
-            let _ =
-                timeout_at(deadline.min(now + ask_again.unwrap_or(turn.wait).min(turn.wait)), freed).await;
+            let _ = timeout_at(deadline.min(now + ask_again.unwrap_or(wait).min(wait)), freed).await;
             if instant() > deadline {
                 return Err(refused(waiter.late(within)));
             }
@@ -214,6 +218,14 @@ pub(crate) async fn wait<A: Asker>(
 }
 
 impl Turn {
+    /// When a store that others share is asked again. Asked at once instead, several of its nodes might send a request
+    /// from one key to the other. `None`: a store in memory, whose cost may have been freed before the queue was joined,
+    /// and keys with holds, which must be watched first.
+    fn told(&self) -> Option<Instant> {
+        let ask_again = self.ask_again.filter(|_| !self.is_held)?;
+        Some(instant() + self.wait.min(ask_again))
+    }
+
     /// Why there is no turn in the time that is left.
     fn is_late(&self, within: Duration, left: Duration) -> Option<Cause> {
         let Self { wait, is_held, .. } = *self;
@@ -290,6 +302,15 @@ impl Queue {
         self.watch.get().is_some_and(Option::is_some)
     }
 
+    /// What the head of a queue of a shared store waits beyond its turn, after as many denials in a row: others were there
+    /// before, and asking in step with them would take as many calls again.
+    fn after_denials(&self, denials: u32) -> Duration {
+        if denials < 3 || !self.is_watched() {
+            return Duration::ZERO;
+        }
+        jitter(Duration::ZERO, Duration::from_millis(1 << denials.min(6)))
+    }
+
     /// The next turn of this process where others take turns too: each leaves as much time to each of them as frees the
     /// cost of one turn. So each asks once per turn, instead of all at the same time.
     fn after_others(&self, next: Turn, share: f64) -> Turn {
@@ -299,11 +320,17 @@ impl Queue {
         Turn { wait: next.wait + next.frees_limit_in.mul_f64(turns.clamp(0.0, 1.0)), ..next }
     }
 
-    /// Sleeps until the turn that the answer to the head before said, or until cost is freed.
-    async fn sleep_until_turn(&self, deadline: Instant) {
+    /// Sleeps until the turn that the answer to the head before said, or this one was told, or until cost is freed.
+    async fn sleep_until_turn(&self, told: Option<Instant>, deadline: Instant) {
         let mut freed = pin!(self.freed.notified());
         freed.as_mut().enable();
-        let Some((mut at, turn)) = self.schedule().next else { return };
+        let next = self.schedule().next;
+        let Some((mut at, turn)) = next else {
+            if let Some(told) = told {
+                let _ = timeout_at(told.min(deadline), freed).await;
+            }
+            return;
+        };
         if let Some(ask_again) = turn.ask_again {
             at = at.min(instant() + ask_again);
         }

@@ -18,7 +18,7 @@ fn redis_cli_and_redis_benchmark_are_served() {
         "{named}"
     );
     assert_eq!(cli(&server, &["CL.THROTTLE", "user123", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
-    assert_eq!(cli(&server, &["COMMAND", "COUNT"]), "25\n");
+    assert_eq!(cli(&server, &["COMMAND", "COUNT"]), "26\n");
     assert!(
         cli(&server, &["COMMAND", "DOCS", "rl.check"])
             .contains("Checks one policy; takes one key per attribute of its scope.")

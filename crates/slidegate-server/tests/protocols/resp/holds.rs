@@ -117,7 +117,7 @@ fn every_wrong_argument_of_a_reservation_is_named() {
     for (line, error) in [
         (
             "RL.RESERVE",
-            "ERR RL.RESERVE: too few arguments (0); write `RL.RESERVE policy key [key ...] [COST n] [TTL ms] [ID id]`",
+            "ERR RL.RESERVE: too few arguments (0); write `RL.RESERVE policy key [key ...] [COST n] [TTL ms] [ID id] [TIMEOUT ms]`",
         ),
         ("RL.RESERVE nope x", "ERR RL.RESERVE: unknown policy `nope`; RL.POLICIES lists the policies"),
         ("RL.RESERVE tokens", "ERR RL.RESERVE: policy `tokens` counts by user; write `tokens <user>`"),
