@@ -93,7 +93,7 @@ func TestThePageFirstLimit(t *testing.T) {
 	}
 }
 
-// Who waits gets a turn, and who asks for too much is told so.
+// A call that waits gets a turn, and one that asks for too much is denied.
 func TestThePageWaiting(t *testing.T) {
 	service := slidegatetest.Start(t, "--policy", "2/2s per host")
 	dir := program(t, "waiting.go", "http://127.0.0.1:7979", service.URL)

@@ -35,7 +35,7 @@ export function checkSignal(signal) {
 
 /**
  * Resolves with the reply to `ask(number)`, a call of `part` that waits. `signal` takes it out of its queue. A call that
- * already had its turn when the signal was aborted is charged, so it is answered all the same.
+ * already had its turn when the signal was aborted is charged, so it still gets its answer.
  */
 export async function inQueue(part, ask, { signal, clock }) {
   checkSignal(signal);

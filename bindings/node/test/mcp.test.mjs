@@ -40,7 +40,7 @@ test("keys and costs come from the call, with and without arguments", async () =
   assert.equal((await plain()).isError, true);
 });
 
-test("a call waits for its turn, or is told at once that none comes in time", async () => {
+test("a call waits for its turn, or is denied at once if none comes in time", async () => {
   const limiter = new Limiter("1/10m");
   const call = await connected({ limiter, key: () => "a", waitMs: 3_600_000 });
   assert.notEqual((await call()).isError, true);

@@ -168,7 +168,7 @@ each("whoever would have to wait longer for those before it is denied at once", 
   assert.equal(await used(), 2);
 });
 
-// Whoever is told at once can try elsewhere.
+// A caller that is denied at once can try elsewhere.
 each("what cannot get a turn in time, or never, is denied at once", async (at) => {
   const { queue, used, windowMs } = at(2);
   const start = performance.now();

@@ -11,11 +11,11 @@ use crate::runtime::locked;
 #[pyclass(frozen, module = "slidegate")]
 pub(crate) struct ManualClock {
     pub(crate) clock: slidegate::clock::ManualClock,
-    /// Told that time has passed, while they exist: those who wait sleep by another clock.
+    /// Notified that time has passed, while they exist: calls that wait sleep by another clock.
     watchers: Mutex<Vec<Watcher>>,
 }
 
-/// Returns false once there is nobody to tell.
+/// Returns false once there is nobody to notify.
 type Watcher = Box<dyn Fn() -> bool + Send>;
 
 #[pymethods]
@@ -35,7 +35,7 @@ impl ManualClock {
 
 impl ManualClock {
     pub(crate) fn watch<T: Send + Sync + 'static>(&self, watcher: Weak<T>, time_has_passed: fn(&T)) {
-        let tell = move || watcher.upgrade().inspect(|watcher| time_has_passed(watcher)).is_some();
-        locked(&self.watchers).push(Box::new(tell));
+        let notify = move || watcher.upgrade().inspect(|watcher| time_has_passed(watcher)).is_some();
+        locked(&self.watchers).push(Box::new(notify));
     }
 }

@@ -433,13 +433,13 @@ def test_a_signal_ends_a_call_that_waits(waits):
     program, arguments = waits
     process = run_python(program + """
 signal.signal(signal.SIGINT, signal.default_int_handler)
-def tell():
+def report_ready():
     time.sleep(0.2)
     while not getattr(limit, "waiting", 1):
         time.sleep(0.01)
     print("ready", flush=True)
 try:
-    threading.Thread(target=tell).start()
+    threading.Thread(target=report_ready).start()
     limit.acquire_sync(key, timeout=7200)
 except KeyboardInterrupt:
     print("interrupted", peek(key).used, getattr(limit, "waiting", 0))

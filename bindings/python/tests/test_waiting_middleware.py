@@ -125,7 +125,7 @@ def scope_of(path="/"):
 
 
 class Peer:
-    """A client that sends a body in pieces, and disconnects when it is told to."""
+    """A client that sends a body in pieces, and disconnects on demand."""
 
     def __init__(self, *pieces):
         self.messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces[:-1]]

@@ -162,7 +162,7 @@ impl SharedStore for RedisStore {
         let subjects = self.subjects(charges);
         let denials = &self.calls.denials;
         if charges.iter().any(|charge| charge.reserve.is_some()) {
-            // Who settles tells the instances that wait, so it has to hear which do.
+            // A settlement is announced to the instances that wait, so this one has to hear which do.
             denials.listen();
         }
         let is_refund = charges.iter().any(|charge| charge.part.verb == Verb::Refund);

@@ -83,7 +83,6 @@ impl Waits {
         let owner = client.map(group_key);
         let (mut waiting, since) = (self.lock(), instant());
         if !waiting.shares.take(&owner, 1) {
-            self.count(TurnOutcome::Full);
             return None;
         }
         let id = waiting.next;
@@ -120,7 +119,8 @@ impl Waits {
         bound.filter(|(end, _)| end.is_finite()).map(|(end, _)| Duration::from_secs_f64(*end))
     }
 
-    fn count(&self, outcome: TurnOutcome) {
+    /// Counts a call that had no place.
+    pub(crate) fn count(&self, outcome: TurnOutcome) {
         self.outcomes[outcome as usize].fetch_add(1, Relaxed);
     }
 }

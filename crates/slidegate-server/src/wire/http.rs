@@ -10,7 +10,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri};
+use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response_with_state};
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
@@ -20,7 +20,6 @@ use reply::{AppAnswer, AppState, call, ok, respond};
 use request::{MAX_BODY, RequestBody};
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate::acquire::Patience;
 use slidegate::store::MemoryStats;
 use slidegate::verb::Verb;
 
@@ -29,7 +28,6 @@ use crate::audit;
 use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::StoreState;
-use crate::engine::decide::TurnTerms;
 use crate::listener::{Connection, TrackedBody};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
@@ -114,13 +112,18 @@ pub(super) fn check(
     })
 }
 
-async fn check_by_query(State(app): AppState, uri: Uri, headers: HeaderMap) -> AppAnswer {
-    let call = call(&app, &headers);
-    let ask = RequestBody::from_query(uri.query().unwrap_or_default())?;
+async fn check_by_query(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+    let (head, _) = request.into_parts();
+    let call = call(&app, &head.headers);
+    let ask = RequestBody::from_query(head.uri.query().unwrap_or_default())?;
     let request = ask.request(&app)?;
-    let id = idempotency::id(Verb::Check, &headers)?;
+    if let Some(wait) = acquire::preferred_wait(&head.headers) {
+        let client = Connection::of(&head.extensions);
+        return acquire::check_within(&app, &call, (&request, head.headers), wait, client).await;
+    }
+    let id = idempotency::id(Verb::Check, &head.headers)?;
     let decisions = call.apply(Some(Verb::Check), slice::from_ref(&request), id).await;
-    respond(&app, Verb::Check, &decisions, headers)
+    respond(&app, Verb::Check, &decisions, head.headers)
 }
 
 /// Decides the request of a body. Not `async` itself, as its future would contain the whole request.
@@ -143,18 +146,13 @@ where
         let id = idempotency::id(verb, &headers)?;
         let ask: RequestBody<'_> = json_body::parse(&bytes)?;
         let request = ask.request(app)?;
-        let requests = slice::from_ref(&request);
         if verb == Verb::Check
             && let Some(wait) = acquire::preferred_wait(&headers)
         {
-            let turn = TurnTerms { patience: Patience::AtMost(wait), client: connection };
             // Boxed, as it is larger than all other checks.
-            let decisions = Box::pin(call.apply_in_turn(Some(verb), requests, id, turn)).await;
-            let mut response = respond(app, verb, &decisions, headers)?;
-            acquire::applied(response.headers_mut(), wait);
-            return Ok(response);
+            return Box::pin(acquire::check_within(app, &call, (&request, headers), wait, connection)).await;
         }
-        let decisions = call.apply(Some(verb), requests, id).await;
+        let decisions = call.apply(Some(verb), slice::from_ref(&request), id).await;
         if matches!(verb, Verb::Refund | Verb::Penalize) {
             let by = app.access.caller(&headers, connection);
             audit::moved(&by, verb, &decisions, |policy, key| app.observer().shown(policy, key));

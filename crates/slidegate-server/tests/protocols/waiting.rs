@@ -48,7 +48,7 @@ fn prefer(wait_ms: u64) -> String {
     format!("prefer: wait={}\r\n", wait_ms / 1000)
 }
 
-const PATHS: [Path; 6] = [
+const PATHS: [Path; 7] = [
     Path {
         name: "acquire",
         request: |user, wait_ms| {
@@ -63,6 +63,16 @@ const PATHS: [Path; 6] = [
     Path {
         name: "check with a preference",
         request: |user, wait_ms| post("/v1/check", &prefer(wait_ms), &attributes(user)),
+        is_resp: false,
+    },
+    Path {
+        name: "check by GET with a preference",
+        request: |user, wait_ms| {
+            format!(
+                "GET /v1/check?user={user} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{}\r\n",
+                prefer(wait_ms)
+            )
+        },
         is_resp: false,
     },
     Path {
@@ -150,7 +160,7 @@ fn with_one_waiting(server: &Server, path: &Path) -> (String, TcpStream, Instant
 
 /// What is promised on one path and denied on another is denied to somebody.
 #[test]
-fn every_path_waits_for_its_turn_and_is_told_at_once_if_none_comes_in_time() {
+fn every_path_waits_for_its_turn_and_denies_at_once_if_none_comes_in_time() {
     let folder = TempDir::new("waiting");
     let server = serve(&folder);
     std::thread::scope(|scope| {
@@ -246,7 +256,7 @@ fn a_waiting_command_keeps_only_its_own_connection_waiting() {
     assert!(of_transaction.starts_with("*7\r\n:0\r\n") && of_transaction.ends_with("+OK\r\n"), "{rest}");
 }
 
-/// Wrong input must be told, not waited out.
+/// Invalid input must be refused, not waited for.
 #[test]
 fn invalid_waits_are_refused_with_their_range() {
     let folder = TempDir::new("waiting-invalid");
@@ -313,7 +323,7 @@ fn a_flood_of_waiters_is_refused_when_its_queue_is_full() {
     assert_eq!(full.json()["reason"], "queue_full", "{}", full.body);
     assert!(full.body.contains("lets no more requests wait"), "{}", full.body);
     assert!(full.header("retry-after").is_some());
-    // Another key is served at once, and another client of the key is told what it can expect.
+    // Another key is served at once, and another client of the key learns how long it would wait.
     assert_eq!(ask("victim", 0).status, 200);
     drop(flood);
     until_true("the places are free", || {

@@ -1,4 +1,4 @@
-//! What the service tells about calls that wait for their turn: metrics, status and explanations.
+//! What the service reports about calls that wait for their turn: metrics, status and explanations.
 // How long a call has waited is one of the figures.
 #![allow(clippy::disallowed_methods)]
 

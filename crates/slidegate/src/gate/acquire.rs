@@ -39,6 +39,17 @@ pub enum Patience {
     OfPolicies(Duration),
 }
 
+impl Patience {
+    /// No wait, for the same requests.
+    #[must_use]
+    pub fn none(self) -> Self {
+        match self {
+            Self::AtMost(_) => Self::AtMost(Duration::ZERO),
+            Self::OfPolicies(_) => Self::OfPolicies(Duration::ZERO),
+        }
+    }
+}
+
 /// Requests that ask until they are admitted.
 #[doc(hidden)]
 pub trait Ask: Sync {
@@ -88,7 +99,7 @@ impl<S: Store, A: Ask> Asker for Turns<'_, S, A> {
         let never_fits =
             |one: &Charge<'_>| one.part.excess == Excess::Refuse && one.part.cost > one.quota.capacity();
         if denying().any(never_fits) {
-            // It is told so at once.
+            // It is denied at once.
             return None;
         }
         let places: Vec<_> = denying()
@@ -235,8 +246,8 @@ impl<S: Store> Gate<S> {
     ///
     /// A request that several keys limit waits for one of them at a time: the one that denied it
     /// last. A dropped future leaves the queue and charges nothing; over a shared store, a check
-    /// that is already sent may still be charged. Who cannot be served in time is told so at once, as far as the
-    /// limit, the last answer and those who wait before say it.
+    /// that is already sent may still be charged. Who cannot be served in time is denied at once, as far as the
+    /// limit, the last answer and those who wait before show it.
     ///
     /// Capacity freed by a refund, a settlement, a reset or a new configuration is noticed at once, also if another
     /// process with the same shared store frees it; should its message be lost, within five seconds. A policy that [counts

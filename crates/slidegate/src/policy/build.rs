@@ -88,9 +88,9 @@ impl Policy {
         self
     }
 
-    /// Lets requests that a proxy or a tower layer asks about wait for their turn, for this long at most, instead of
-    /// being denied at once. All policies that deny a request must let it wait. [`Gate::check`](crate::Gate::check) does
-    /// not wait. Default: none.
+    /// Lets requests that the service decides for a proxy wait for their turn, for this long at most, instead of being
+    /// denied at once. All policies that deny a request must let it wait. Programs wait by
+    /// [`Gate::acquire`](crate::Gate::acquire). Default: none.
     #[must_use]
     pub fn with_wait(mut self, longest: impl Into<Option<Duration>>) -> Self {
         self.options.wait = longest.into();

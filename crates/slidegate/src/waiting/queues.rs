@@ -6,7 +6,7 @@
 //! position.
 //!
 //! A queue knows when its head gets its turn, and so the earliest time at which one who comes now can: who has not as
-//! much time is told so at once.
+//! much time is denied at once.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -105,11 +105,16 @@ pub struct Refused<A, K> {
 }
 
 impl<A, K> Refused<A, K> {
-    /// As many wait as may.
+    /// If there was no turn in time: the cause is that as many wait as may.
     #[must_use]
-    pub fn full(most: usize) -> Self {
-        let cause = Cause::Full { most, of: "for the client", retry_after: None };
-        Self { cause, answer: None, queue: None }
+    pub fn without_place(self, most: usize) -> Self {
+        match self.cause {
+            Cause::Late { retry_after, .. } => {
+                let cause = Cause::Full { most, of: "for the client", retry_after };
+                Self { cause, answer: None, ..self }
+            }
+            Cause::Never { .. } | Cause::NeverOfGate(_) | Cause::Full { .. } => self,
+        }
     }
 
     /// Whether as many wait as may.
@@ -138,8 +143,8 @@ pub(crate) async fn wait<A: Asker>(
     let longest = begun + within.min(MAX_DEADLINE);
     let until = |place: &Place<A::Key>| place.within.map_or(longest, |own| longest.min(begun + own));
     let mut next = asker.queue_before(None);
-    // When the key that denied it last has its turn: it need not ask again in that key's queue before.
-    let mut told = None;
+    // When the key that denied it last has its turn: asking again in that key's queue before is no use.
+    let mut not_before = None;
     loop {
         let Some(place) = next else {
             // Nobody waits: asking needs no queue.
@@ -153,7 +158,7 @@ pub(crate) async fn wait<A: Asker>(
                     if let Some(cause) = denial.turn.is_late(within, left) {
                         return Err(Refused { cause, answer: Some(answer), queue: Some(denial.place.key) });
                     }
-                    told = denial.turn.told();
+                    not_before = denial.turn.not_before();
                     next = Some(denial.place);
                     continue;
                 }
@@ -170,7 +175,7 @@ pub(crate) async fn wait<A: Asker>(
             let queue = Arc::downgrade(queue);
             asker.watch(place.key, Arc::new(move || queue.upgrade().iter().for_each(|queue| queue.free())))
         });
-        queue.sleep_until_turn(told.take(), deadline).await;
+        queue.sleep_until_turn(not_before.take(), deadline).await;
         let mut denials = 0;
         next = loop {
             // Enabled before asking, so that no notification after the answer is missed.
@@ -197,7 +202,7 @@ pub(crate) async fn wait<A: Asker>(
                 return Err(Refused { cause, answer: Some(answer), queue: Some(denied.key) });
             }
             if denied.key != place.key {
-                told = turn.told();
+                not_before = turn.not_before();
                 break Some(denied);
             }
             queue.set(Some(turn), frees);
@@ -221,7 +226,7 @@ impl Turn {
     /// When a store that others share is asked again. Asked at once instead, several of its nodes might send a request
     /// from one key to the other. `None`: a store in memory, whose cost may have been freed before the queue was joined,
     /// and keys with holds, which must be watched first.
-    fn told(&self) -> Option<Instant> {
+    fn not_before(&self) -> Option<Instant> {
         let ask_again = self.ask_again.filter(|_| !self.is_held)?;
         Some(instant() + self.wait.min(ask_again))
     }
@@ -320,20 +325,15 @@ impl Queue {
         Turn { wait: next.wait + next.frees_limit_in.mul_f64(turns.clamp(0.0, 1.0)), ..next }
     }
 
-    /// Sleeps until the turn that the answer to the head before said, or this one was told, or until cost is freed.
-    async fn sleep_until_turn(&self, told: Option<Instant>, deadline: Instant) {
+    /// Sleeps until the turn that the last answer in this queue gave, or else until `not_before`, or until cost is freed.
+    async fn sleep_until_turn(&self, not_before: Option<Instant>, deadline: Instant) {
         let mut freed = pin!(self.freed.notified());
         freed.as_mut().enable();
-        let next = self.schedule().next;
-        let Some((mut at, turn)) = next else {
-            if let Some(told) = told {
-                let _ = timeout_at(told.min(deadline), freed).await;
-            }
-            return;
-        };
-        if let Some(ask_again) = turn.ask_again {
-            at = at.min(instant() + ask_again);
-        }
+        let next = self.schedule().next.map(|(at, turn)| match turn.ask_again {
+            Some(ask_again) => at.min(instant() + ask_again),
+            None => at,
+        });
+        let Some(at) = next.or(not_before) else { return };
         if at > instant() {
             let _ = timeout_at(at.min(deadline), freed).await;
         }

@@ -96,7 +96,7 @@ async fn the_first_in_line_is_told_at_once_that_its_deadline_is_too_soon() {
 
 /// Whoever waits in vain behind others keeps a connection and a caller for nothing, and learns no wait.
 #[tokio::test(start_paused = true)]
-async fn who_comes_behind_others_is_told_at_once_that_no_turn_comes_in_time() {
+async fn who_comes_behind_others_is_denied_at_once_if_no_turn_comes_in_time() {
     // Ahead wait these costs, of which the first has its turn when the window ends: the next turn of a cost of 1.
     for (quota, ahead, turn_ms) in [
         ("1/10s", vec![1], 20_000),
@@ -125,8 +125,8 @@ async fn who_comes_behind_others_is_told_at_once_that_no_turn_comes_in_time() {
         for within in [Duration::ZERO, turn - millisecond] {
             let late = limiter.acquire("alice").timeout(within).await.unwrap_err();
             assert_eq!((start.elapsed(), late.kind()), (Duration::ZERO, NotAcquiredKind::Late), "{ahead:?}");
-            let told = late.retry_after().unwrap();
-            assert!(turn - millisecond <= told && told <= turn, "{ahead:?}: {told:?}, not {turn:?}");
+            let wait = late.retry_after().unwrap();
+            assert!(turn - millisecond <= wait && wait <= turn, "{ahead:?}: {wait:?}, not {turn:?}");
         }
         let denied = limiter.acquire("alice").timeout(Duration::ZERO).decide().await;
         assert_eq!((denied.reason(), denied.cost()), (Some(Reason::OverLimit), 0));

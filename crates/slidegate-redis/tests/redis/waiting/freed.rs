@@ -15,7 +15,7 @@ use crate::callers::{daily, gate, options};
 
 /// Nothing takes so long.
 const HANGS: Duration = Duration::from_secs(60);
-/// Longer than any wait without an event: who could not be served in time would be told so at once.
+/// Longer than any wait without an event: a caller that cannot be served in time is denied at once.
 const PATIENCE: Duration = Duration::from_secs(2 * 86_400);
 /// After how long a waiter asks again without a message.
 const RETRY: Duration = Duration::from_secs(5);

@@ -23,7 +23,7 @@ const MEASURED: Duration = Duration::from_secs(4);
 const HANGS: Duration = Duration::from_secs(60);
 /// A busy machine may spoil a measurement, but not all of them.
 const ATTEMPTS: usize = 6;
-/// Commands that decide, and those that tell other instances.
+/// Commands that decide, and those that notify other instances.
 const COMMANDS: [&str; 5] = ["evalsha", "fcall", "slidegate.check1", "slidegate.decide", "publish"];
 
 /// Callers of several instances who go on waiting for the same key.
@@ -81,7 +81,7 @@ impl Crowd {
         self.limit - u64::from(self.algorithm == Algorithm::SlidingWindow)
     }
 
-    /// Most calls for each turn, in one slot. Of two counters, the told wait is that of a cost that fits by then, so more
+    /// Most calls for each turn, in one slot. Of two counters, the wait in a denial is that of a cost that fits by then, so more
     /// instances ask for the same turn.
     fn most_calls(self) -> f64 {
         match (self.instances, self.algorithm) {

@@ -145,7 +145,8 @@ impl RateLimitHandler {
             let decisions = self.app.call(caller.clone()).apply(None, requests, None).await;
             removed_meanwhile(&decisions).map(|()| decisions)
         };
-        let first = match turn {
+        // What denies nothing need not wait.
+        let first = match turn.filter(|_| !is_shadow) {
             Some(turn) => {
                 let call = self.app.call(caller.clone());
                 let decisions = call.apply_in_turn(None, &requests[batch.step(0)], None, turn).await;

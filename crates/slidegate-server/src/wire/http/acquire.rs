@@ -7,11 +7,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest};
+use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, post};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::acquire::Patience;
-use slidegate::{Policy, verb::Verb};
+use slidegate::{Policy, Request, verb::Verb};
 
 use super::cost::Cost;
 use super::idempotency;
@@ -19,7 +20,7 @@ use super::reply::{AppAnswer, AppState, call, respond};
 use super::request::{Attributes, MAX_BODY, RequestBody};
 use super::text::Text;
 use crate::engine::App;
-use crate::engine::decide::TurnTerms;
+use crate::engine::decide::{Call, TurnTerms};
 use crate::limits::MAX_WAIT;
 use crate::listener::Connection;
 use crate::wire::json_body;
@@ -78,6 +79,22 @@ async fn acquire(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer 
     let turn = TurnTerms { patience: Patience::AtMost(within), client: Connection::of(&head.extensions) };
     let decisions = call.apply_in_turn(Some(Verb::Check), slice::from_ref(&request), id, turn).await;
     respond(&app, Verb::Check, &decisions, head.headers)
+}
+
+/// A check whose client prefers to wait.
+pub(super) async fn check_within<O: From<Vec<u8>>>(
+    app: &App,
+    call: &Call<'_>,
+    (request, headers): (&Request<'_>, HeaderMap),
+    wait: Duration,
+    client: Connection,
+) -> Result<HttpResponse<O>, Problem> {
+    let id = idempotency::id(Verb::Check, &headers)?;
+    let turn = TurnTerms { patience: Patience::AtMost(wait), client };
+    let decisions = call.apply_in_turn(Some(Verb::Check), slice::from_ref(request), id, turn).await;
+    let mut response = respond(app, Verb::Check, &decisions, headers)?;
+    applied(response.headers_mut(), wait);
+    Ok(response)
 }
 
 /// The wait that a client prefers, in whole seconds and at most [`MAX_WAIT`]: `Prefer: wait=5` (RFC 7240). What is not

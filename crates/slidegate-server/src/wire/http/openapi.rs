@@ -117,7 +117,7 @@ fn routes() -> Vec<Route> {
     let envoy = "Only with config files of envoyproxy/ratelimit.";
     vec![
         route("GET /v1/check", "checkByQuery", "Decide a request and charge it if allowed, for curl")
-            .takes("QueryAttributes QueryPolicy QueryCost IdempotencyKey").named(&[DECIDED, "InvalidRequest", TOKEN]),
+            .takes("QueryAttributes QueryPolicy QueryCost IdempotencyKey PreferWait").named(&[DECIDED, "InvalidRequest", TOKEN]),
         route("POST /v1/check", "check", "Decide a request and charge it if allowed")
             .takes("IdempotencyKey PreferWait").reads("Request").named(&[DECIDED, BODY, TOKEN]),
         route("POST /v1/acquire", "acquire", "Decide a request in its turn: wait until it is allowed")
