@@ -18,7 +18,7 @@ pub(super) enum Phase {
     Quiet,
     /// The client has sent bytes without a reply yet.
     Receiving,
-    /// A complete HTTP request is being handled.
+    /// A complete HTTP request is being handled, or a command waits for its turn.
     Serving,
     /// The client does not read: a write waits for space in the socket's send buffer.
     Blocked,

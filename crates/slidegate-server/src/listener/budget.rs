@@ -171,8 +171,8 @@ impl ConnectionBudget {
 }
 
 impl Slot {
-    /// Records that a complete request arrived.
-    pub(super) fn serving(&self) {
+    /// Records that a complete request arrived, whose response may take long.
+    pub(crate) fn serving(&self) {
         self.entry.activity.serving(self.budget.now());
     }
 

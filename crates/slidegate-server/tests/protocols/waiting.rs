@@ -103,8 +103,14 @@ const PATHS: [Path; 7] = [
 ];
 
 fn serve(folder: &TempDir) -> Server {
-    let config = "policies: [{name: api, scope: user, quota: 1/3s, on_excess: wait 4s}]\n\
-                  resp: {listen: '127.0.0.1:0'}\ngrpc: {listen: '127.0.0.1:0'}\nauth: {preset: caddy}\n";
+    serve_with(folder, "quota: 1/3s, on_excess: wait 4s")
+}
+
+fn serve_with(folder: &TempDir, policy: &str) -> Server {
+    let config = format!(
+        "policies: [{{name: api, scope: user, {policy}}}]\nresp: {{listen: '127.0.0.1:0'}}\n\
+         grpc: {{listen: '127.0.0.1:0'}}\nauth: {{preset: caddy}}\n"
+    );
     Server::start(&["--config", &folder.file("slidegate.yaml", config)])
 }
 
@@ -197,6 +203,43 @@ fn a_client_that_hangs_up_frees_its_place_on_every_path() {
     });
 }
 
+/// Connections have timeouts for clients that send slowly, which must not end those that wait.
+#[test]
+fn no_timeout_of_connections_ends_a_wait() {
+    /// Longer than a head or a command may take.
+    const LONG: Duration = Duration::from_secs(12);
+    let folder = TempDir::new("waiting-long");
+    let server = serve_with(&folder, "quota: 1/12s, on_excess: wait 30s");
+    std::thread::scope(|scope| {
+        for path in &PATHS {
+            let server = &server;
+            scope.spawn(move || {
+                let user = path.name.replace(' ', "-");
+                let used_up = Instant::now();
+                assert_eq!(server.post("/v1/check", &attributes(&user)).status, 200);
+                assert!(is_allowed(path, send(server, path, &user, 30_000)), "{}", path.name);
+                assert!(used_up.elapsed() >= LONG, "{}: {:?}", path.name, used_up.elapsed());
+            });
+        }
+        scope.spawn(|| {
+            tokio::runtime::Runtime::new().unwrap().block_on(async {
+                let used_up = use_up(&server, "alice");
+                let answered = client(&server).await.should_rate_limit(of("alice")).await;
+                assert_eq!(answered.unwrap().into_inner().overall_code(), Code::Ok);
+                assert!(used_up.elapsed() >= LONG, "gRPC: {:?}", used_up.elapsed());
+            });
+        });
+    });
+}
+
+fn of(name: &str) -> RateLimitRequest {
+    RateLimitRequest {
+        domain: "test".to_owned(),
+        descriptors: vec![user(name)],
+        ..RateLimitRequest::default()
+    }
+}
+
 /// gRPC says how long a call may take; whoever exceeds it is not heard.
 #[test]
 fn a_call_of_envoy_waits_within_its_deadline() {
@@ -206,19 +249,14 @@ fn a_call_of_envoy_waits_within_its_deadline() {
     runtime.block_on(async {
         let mut client = client(&server).await;
         let used_up = use_up(&server, "alice");
-        let alice = || RateLimitRequest {
-            domain: "test".to_owned(),
-            descriptors: vec![user("alice")],
-            ..RateLimitRequest::default()
-        };
-        let mut hurried = tonic::Request::new(alice());
+        let mut hurried = tonic::Request::new(of("alice"));
         // Of this time it would take too much, although the policy grants it.
         hurried.set_timeout(Duration::from_millis(2900));
         let answered = client.should_rate_limit(hurried).await.unwrap().into_inner();
         if used_up.elapsed() < WINDOW {
             assert_eq!(answered.overall_code(), Code::OverLimit);
         }
-        let answered = client.should_rate_limit(alice()).await.unwrap().into_inner();
+        let answered = client.should_rate_limit(of("alice")).await.unwrap().into_inner();
         assert_eq!(answered.overall_code(), Code::Ok);
         assert!(used_up.elapsed() >= WINDOW, "{:?}", used_up.elapsed());
     });

@@ -97,9 +97,9 @@ where
             return Ok(());
         }
         connection.input.has_read(read);
-        let mut progress = connection.process().await?;
+        let mut progress = connection.process(&slot).await?;
         while matches!(progress, Progress::Replied) && std::mem::take(&mut connection.has_read_on) {
-            progress = connection.process().await?;
+            progress = connection.process(&slot).await?;
         }
         if let Err(too_much) = slot.hold(Part::Buffers, connection.unfinished_bytes()) {
             slot.too_much();
@@ -173,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
     }
 
     /// Replies to all complete commands that have arrived.
-    async fn process(&mut self) -> std::io::Result<Progress> {
+    async fn process(&mut self, slot: &Slot) -> std::io::Result<Progress> {
         let policies = self.app.policies();
         let mut progress = Progress::Incomplete;
         let mut batch = Batch::new(&self.app, self.session.connection());
@@ -219,6 +219,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RespConnection<S> {
                 Next::Wait(arguments) => {
                     // What was decided before does not wait.
                     write(&mut self.stream, &mut self.out).await?;
+                    slot.serving();
                     let client = (self.session.connection(), self.session.version);
                     let waited = take_turn((&arguments, true), client, &policies, &self.app, &mut self.out);
                     let gone = async { read_on(&mut self.stream, &mut ahead).await };
