@@ -417,8 +417,9 @@ impl Observer {
         }
     }
 
-    /// Ends all streams, so they do not delay shutdown.
+    /// Ends all streams and waits, so they do not delay shutdown.
     pub(crate) fn end(&self) {
+        self.waits.end();
         self.is_ending.store(true, SeqCst);
         self.events.send(Message::End);
     }

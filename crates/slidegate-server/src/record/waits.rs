@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use slidegate::internal::instant;
 use slidegate::shares::Shares;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::histogram::Histogram;
@@ -26,6 +27,8 @@ pub(crate) struct Waits {
     waiting: Mutex<Waiting>,
     /// By [`TurnOutcome`].
     outcomes: [AtomicU64; TurnOutcome::ALL.len()],
+    /// Whether the service shuts down.
+    ending: watch::Sender<bool>,
     /// How long calls waited for the turns that they got.
     pub(crate) time: Histogram,
 }
@@ -70,6 +73,7 @@ impl Waits {
         Self {
             waiting: Mutex::new(waiting),
             outcomes: Default::default(),
+            ending: watch::Sender::new(false),
             time: Histogram::with_unit(copies, UNIT_US),
         }
     }
@@ -89,6 +93,22 @@ impl Waits {
         waiting.next += 1;
         waiting.since.insert(id, since);
         Some(WaitingCall { waits: self, owner, id, since, outcome: TurnOutcome::Gone })
+    }
+
+    /// Ends all waits, and those that come: the service shuts down.
+    pub(crate) fn end(&self) {
+        self.ending.send_replace(true);
+    }
+
+    /// Whether the service shuts down.
+    pub(crate) fn is_ending(&self) -> bool {
+        *self.ending.borrow()
+    }
+
+    /// Completes when the service shuts down.
+    pub(crate) async fn ended(&self) {
+        // The sender is this.
+        let _ = self.ending.subscribe().wait_for(|ending| *ending).await;
     }
 
     /// How many calls wait, and for how long the oldest has.

@@ -203,6 +203,27 @@ fn a_client_that_hangs_up_frees_its_place_on_every_path() {
     });
 }
 
+/// A service that ends must not keep those waiting whom it will not serve: they can ask another instance.
+#[test]
+fn a_shutdown_answers_those_who_wait() {
+    let folder = TempDir::new("waiting-shutdown");
+    let mut server = serve_with(&folder, "quota: 1/50s, on_excess: wait 60s");
+    let waiting: Vec<_> = PATHS
+        .iter()
+        .map(|path| {
+            let user = path.name.replace(' ', "-");
+            use_up(&server, &user);
+            (path, send(&server, path, &user, 55_000))
+        })
+        .collect();
+    until_true("all wait", || server.count("slidegate_waiting") == PATHS.len() as u64);
+    server.signal("TERM");
+    for (path, stream) in waiting {
+        assert!(!is_allowed(path, stream), "{}", path.name);
+    }
+    assert!(server.wait().success());
+}
+
 /// Connections have timeouts for clients that send slowly, which must not end those that wait.
 #[test]
 fn no_timeout_of_connections_ends_a_wait() {

@@ -294,9 +294,11 @@ impl<S: Store> Gate<S> {
     ) -> Decisions<'r> {
         let mut decisions = self.decide_async(Some(Verb::Peek), requests, None, false).await;
         let behind = |one: &PolicyDecision<'_>| Some(one.queue_key()) == no_turn.queue;
-        let at = decisions.iter().position(|one| behind(&one));
-        let at = at.or_else(|| decisions.iter().position(|one| one.policy().options().enforced));
-        decisions.deny_behind(verb, at.unwrap_or_default(), &no_turn.cause);
+        let enforced = |one: &PolicyDecision<'_>| one.policy().options().enforced;
+        let denied = |one: &PolicyDecision<'_>| enforced(one) && one.decision().is_denied();
+        let find = |is: &dyn Fn(&PolicyDecision<'_>) -> bool| decisions.iter().position(|one| is(&one));
+        let at = find(&behind).or_else(|| find(&denied)).or_else(|| find(&enforced));
+        decisions.deny_behind(verb, at, &no_turn.cause);
         decisions
     }
 

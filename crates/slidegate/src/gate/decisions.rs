@@ -147,9 +147,9 @@ impl Decisions<'_> {
     }
 
     /// Makes of a peek the denial of requests that waited behind others for the key of this decision.
-    pub(super) fn deny_behind(&mut self, verb: Option<Verb>, at: usize, cause: &Cause) {
+    pub(super) fn deny_behind(&mut self, verb: Option<Verb>, at: Option<usize>, cause: &Cause) {
         self.verb = verb;
-        if let Some(placed) = self.placed.get_mut(at) {
+        if let Some(placed) = at.and_then(|at| self.placed.get_mut(at)) {
             placed.decision.deny_behind(cause.retry_after(), cause.is_full());
         }
     }

@@ -105,6 +105,13 @@ pub struct Refused<A, K> {
 }
 
 impl<A, K> Refused<A, K> {
+    /// There is no time left.
+    #[must_use]
+    pub fn late() -> Self {
+        let cause = Cause::Late { within: Duration::ZERO, retry_after: None, is_held: false };
+        Self { cause, answer: None, queue: None }
+    }
+
     /// If there was no turn in time: the cause is that as many wait as may.
     #[must_use]
     pub fn without_place(self, most: usize) -> Self {

@@ -92,9 +92,14 @@ impl Engine {
     ) -> Result<A::Answer, NoTurn<A::Answer>> {
         let waits = &self.observer.waits;
         let place = waits.enter(turn.client.peer);
-        let patience = if place.is_some() { turn.patience } else { turn.patience.none() };
-        let ask = ask(patience);
-        let mut taken = self.store.take_turn(&ask).await;
+        let may_wait = place.is_some() && !waits.is_ending();
+        let ask = ask(if may_wait { turn.patience } else { turn.patience.none() });
+        let mut taken = tokio::select! {
+            biased;
+            taken = self.store.take_turn(&ask) => taken,
+            // Its client asks another instance.
+            () = waits.ended(), if may_wait => Err(NoTurn::late()),
+        };
         if place.is_none() {
             taken = taken.map_err(|no_turn| no_turn.without_place(MAX_WAITING));
         }
