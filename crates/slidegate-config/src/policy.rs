@@ -97,7 +97,7 @@ pub(crate) struct PolicySpec {
     #[schemars(extend("default" = "refuse"))]
     #[serde(with = "ExcessChoice")]
     excess: Excess,
-    /// Whether a request of a proxy ([auth requests](gateway.md), [Envoy](envoy.md)) [waits for its turn](waiting.md)
+    /// Whether a request of a proxy ([auth requests](protocols.md#behind-a-proxy), [Envoy](envoy.md)) [waits for its turn](waiting.md)
     /// instead of being denied at once, and how long at most. Every policy that denies a request must let it wait.
     /// Programs choose for themselves: with `/v1/acquire`, `Prefer: wait` and `RL.ACQUIRE`. Not with `excess: count`.
     #[schemars(extend("default" = "deny"))]

@@ -338,6 +338,12 @@ fn invalid_waits_are_refused_with_their_range() {
     let preferred =
         http::send("POST", &format!("{}/v1/check", server.url), "prefer: wait=7\r\n", &attributes("p"));
     assert_eq!(preferred.header("preference-applied"), Some("wait=7"));
+    // A client that lost its connection asks again, and is charged once.
+    for _attempt in 0..2 {
+        let acquire = format!("{}/v1/acquire", server.url);
+        let answer = http::send("POST", &acquire, "idempotency-key: a-7\r\n", &attributes("again"));
+        assert_eq!((answer.status, answer.json()["used"].as_u64()), (200, Some(1)), "{}", answer.body);
+    }
 }
 
 /// A flood must be refused with its own reason, must not push back others, and must leave nothing behind.
