@@ -19,6 +19,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// What is measured, after windows in which instances learn of each other.
 const WARM_UP: Duration = Duration::from_secs(2);
 const MEASURED: Duration = Duration::from_secs(4);
+const HALF_A_MINUTE: Duration = Duration::from_secs(30);
 /// Nobody waits so long.
 const HANGS: Duration = Duration::from_secs(60);
 /// A busy machine may spoil a measurement, but not all of them.
@@ -32,6 +33,8 @@ struct Crowd {
     algorithm: Algorithm,
     limit: u64,
     instances: usize,
+    /// How long it is measured, after a warm-up.
+    measured: Duration,
     /// Policies that all admit a request.
     policies: &'static [&'static str],
 }
@@ -86,6 +89,7 @@ impl Crowd {
     fn most_calls(self) -> f64 {
         match (self.instances, self.algorithm) {
             (1, _) => 1.1,
+            _ if self.measured == HALF_A_MINUTE => 1.2,
             (_, Algorithm::SlidingWindow) => 3.2,
             _ => 1.6,
         }
@@ -109,7 +113,7 @@ impl Crowd {
         let called = || servers.iter().map(|server| calls(server)).sum::<u64>();
         sleep(WARM_UP).await;
         let (begun, before) = (Instant::now(), (counted(), called()));
-        sleep(MEASURED).await;
+        sleep(self.measured).await;
         let (took, after) = (begun.elapsed(), (counted(), called()));
         over.store(true, Ordering::SeqCst);
         let all: Vec<u64> = callers.join_all().await.concat();
@@ -139,7 +143,9 @@ impl Crowd {
             );
             assert!(greatest <= self.most(), "{greatest} in one window: {self:?}");
             // In some seconds on a busy machine, an instance may get twice its share. None starves.
-            if calls <= slots * self.most_calls() && unfairness <= 0.9 && turns.used >= 0.9 {
+            let (most_unfair, least_used) =
+                if self.measured == HALF_A_MINUTE { (0.2, 0.95) } else { (0.9, 0.9) };
+            if calls <= slots * self.most_calls() && unfairness <= most_unfair && turns.used >= least_used {
                 return;
             }
             assert!(attempt < ATTEMPTS, "{calls} calls, {unfairness} unfair, {} used: {self:?}", turns.used);
@@ -169,11 +175,11 @@ async fn caller(gate: Arc<RedisGate>, count: Arc<AtomicU64>, over: Arc<AtomicBoo
 const ALGORITHMS: [Algorithm; 4] =
     [Algorithm::SlidingLog, Algorithm::SlidingWindow, Algorithm::FixedWindow, Algorithm::TokenBucket];
 
-async fn judge_all(server: &RedisServer, instances: usize, limits: &[u64]) {
+async fn judge_all(server: &RedisServer, instances: usize, limits: &[u64], measured: Duration) {
     let options = options(&server.url_as_user());
     for algorithm in ALGORITHMS {
         for limit in limits {
-            let crowd = Crowd { algorithm, limit: *limit, instances, policies: &["p"] };
+            let crowd = Crowd { algorithm, limit: *limit, instances, measured, policies: &["p"] };
             crowd.judge(&options, &[server], 1.0).await;
         }
     }
@@ -182,18 +188,25 @@ async fn judge_all(server: &RedisServer, instances: usize, limits: &[u64]) {
 /// A store that is asked more often than it admits is busy with saying no.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_instances_share_the_turns_and_ask_once_for_each() {
-    judge_all(&RedisServer::builder().start(), 3, &[20, 200]).await;
+    judge_all(&RedisServer::builder().start(), 3, &[20, 200], MEASURED).await;
+}
+
+/// Each gets its share of the turns, whatever happened in single seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes four minutes: scripts/test --all"]
+async fn in_half_a_minute_each_of_three_instances_gets_its_share() {
+    judge_all(&RedisServer::builder().start(), 3, &[20, 200], HALF_A_MINUTE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_instance_asks_once_for_each_turn() {
-    judge_all(&RedisServer::builder().start(), 1, &[20]).await;
+    judge_all(&RedisServer::builder().start(), 1, &[20], MEASURED).await;
 }
 
 /// Who has the module must not wait in another way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_the_module_three_instances_share_the_turns_as_well() {
-    judge_all(&RedisServer::builder().module(true).start(), 3, &[20]).await;
+    judge_all(&RedisServer::builder().module(true).start(), 3, &[20], MEASURED).await;
 }
 
 /// Policies of one slot take one call, and of several slots one for each.
@@ -209,7 +222,7 @@ fn three_instances_on_a_cluster_share_the_turns() {
                 // A call for each slot, and others to put back what does not fit in all.
                 (&["p", "q", "r"][..], options.clone(), 4.5),
             ] {
-                let crowd = Crowd { algorithm, limit: 20, instances: 3, policies };
+                let crowd = Crowd { algorithm, limit: 20, instances: 3, measured: MEASURED, policies };
                 crowd.judge(&options, &servers, slots).await;
             }
         }
