@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::denial_cache::DenialCache;
 use crate::leases::Leases;
-use crate::waiters::Waiters;
+use crate::waiters::{Announcements, Waiters};
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
@@ -29,10 +29,14 @@ const KEYS: &str = ":keys";
 const FREED: &str = ":freed";
 /// Follows the publisher's id where it waits for cost of keys, with their names as after [`KEYS`].
 const WAITS: &str = ":waits";
+/// Follows the publisher's id where it does not wait for cost of keys any more, with their names as after [`KEYS`].
+const LEAVES: &str = ":leaves";
 /// The most names in a message. More are all keys.
 const MAX_KEYS: usize = 64;
 /// The longest that an announcement may take.
 const ANNOUNCED_WITHIN: Duration = Duration::from_secs(1);
+/// How often a process that begins to wait looks whether it is subscribed.
+const SUBSCRIPTION_POLL: Duration = Duration::from_millis(5);
 /// Interval of pings on an idle connection. A dead connection is noticed within two intervals.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The shortest and longest pause before subscribing again.
@@ -160,9 +164,12 @@ impl Denials {
 
     fn receive(&self, message: &[u8]) {
         if !message.starts_with(self.instance.as_bytes()) {
+            let instance = String::from_utf8_lossy(&message[..message.len().min(self.instance.len())]);
             if let Some(names) = names_in(message, WAITS) {
-                let instance = String::from_utf8_lossy(&message[..message.len().min(self.instance.len())]);
                 return self.waiters.note(&instance, names);
+            }
+            if let Some(names) = names_in(message, LEAVES) {
+                return self.waiters.note_left(&instance, &names);
             }
             self.cache.clear();
             if let Some(names) = names_in(message, FREED) {
@@ -186,11 +193,19 @@ fn digit(number: u8) -> char {
 
 /// Announces the keys that this process waits for, while it does.
 async fn announce(denials: Weak<Denials>) {
+    // Only a subscribed process hears the answers.
+    let is_subscribed = || denials.upgrade().is_none_or(|denials| denials.cache.is_subscribed());
+    let begun = instant();
+    while !is_subscribed() && begun.elapsed() < ANNOUNCED_WITHIN {
+        tokio::time::sleep(SUBSCRIPTION_POLL).await;
+    }
     let Some(waiters) = denials.upgrade().map(|denials| Arc::clone(&denials.waiters)) else { return };
-    while let Some(names) = waiters.next().await {
+    while let Some(Announcements { waits, leaves }) = waiters.next().await {
         let Some(denials) = denials.upgrade() else { return };
-        for names in names.chunks(MAX_KEYS) {
-            denials.publish(denials.message(WAITS, names), instant() + ANNOUNCED_WITHIN).await;
+        for (what, names) in [(WAITS, waits), (LEAVES, leaves)] {
+            for names in names.chunks(MAX_KEYS) {
+                denials.publish(denials.message(what, names), instant() + ANNOUNCED_WITHIN).await;
+            }
         }
     }
 }

@@ -15,8 +15,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// How often an instance announces the keys that it waits for.
 const ANNOUNCE: Duration = Duration::from_secs(5);
+/// An announcement of another instance is answered by an own one, unless that was sent within this time. So one that begins
+/// to wait knows at once how many wait already.
+const ANSWER: Duration = Duration::from_secs(1);
 /// How long new keys are gathered for one message.
 const GATHER: Duration = Duration::from_millis(2);
+/// How long an instance has no waiter for a key before it says that it has left.
+const LEAVE: Duration = Duration::from_millis(200);
 /// How long an announcement counts: longer than two intervals, so that one may be lost.
 const COUNTS_FOR: Duration = Duration::from_secs(12);
 /// Maximum keys: of more, waiters ask again after seconds, as those of every key do.
@@ -39,6 +44,8 @@ struct Waited {
     /// Wakes the waiters of this process.
     local: Option<(u64, OnFreed)>,
     announced: Option<Instant>,
+    /// Since when nobody waits any more, until that is said to the others who wait.
+    left: Option<Instant>,
     /// Other instances, and when they said last that they wait.
     others: Vec<(String, Instant)>,
 }
@@ -68,7 +75,7 @@ impl Waiters {
         }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let waited = keys.entry(name.clone()).or_default();
-        waited.local = Some((id, on_freed));
+        (waited.local, waited.left) = (Some((id, on_freed)), None);
         if waited.announced.is_none_or(|at| at.elapsed() >= ANNOUNCE) {
             self.is_new.notify_one();
         }
@@ -82,10 +89,24 @@ impl Waiters {
             if keys.len() >= MAX_KEYS && !keys.contains_key(&name) {
                 continue;
             }
-            let others = &mut keys.entry(name).or_default().others;
+            let Waited { local, announced, others, .. } = keys.entry(name).or_default();
             others.retain(|(other, at)| other != instance && now - *at < COUNTS_FOR);
             if others.len() < MAX_INSTANCES {
                 others.push((instance.to_owned(), now));
+            }
+            if local.is_some() && announced.is_none_or(|at| now - at >= ANSWER) {
+                *announced = None;
+                self.is_new.notify_one();
+            }
+        }
+    }
+
+    /// Another instance does not wait for these keys any more.
+    pub(crate) fn note_left(&self, instance: &str, names: &[Vec<u8>]) {
+        let mut keys = self.lock();
+        for name in names {
+            if let Some(waited) = keys.get_mut(name) {
+                waited.others.retain(|(other, _)| other != instance);
             }
         }
     }
@@ -108,8 +129,8 @@ impl Waiters {
         names.into_iter().filter(waits).collect()
     }
 
-    /// The keys to announce now. `None`: nobody has waited for a while.
-    fn due(&self) -> Option<Vec<Vec<u8>>> {
+    /// What to announce now. `None`: nobody has waited for a while.
+    fn due(&self) -> Option<Announcements> {
         let (mut keys, now) = (self.lock(), Instant::now());
         let is_recent = |at: &Instant| now - *at < COUNTS_FOR;
         keys.retain(|_, waited| {
@@ -121,22 +142,23 @@ impl Waiters {
             self.is_announcing.store(false, Ordering::SeqCst);
             return None;
         }
-        let is_due = |waited: &&mut Waited| {
-            waited.local.is_some() && waited.announced.is_none_or(|at| now - at >= ANNOUNCE)
-        };
-        let mut due = Vec::new();
+        let mut due = Announcements::default();
         for (name, waited) in keys.iter_mut() {
-            if is_due(&waited) {
+            if waited.local.is_some() && waited.announced.is_none_or(|at| now - at >= ANNOUNCE) {
                 waited.announced = Some(now);
-                due.push(name.clone());
+                due.waits.push(name.clone());
+            } else if waited.left.is_some_and(|at| now - at >= LEAVE) {
+                (waited.announced, waited.left) = (None, None);
+                due.leaves.push(name.clone());
             }
         }
         Some(due)
     }
 
-    /// The keys to announce, when there are some. `None`: nobody has waited for a while.
-    pub(crate) async fn next(&self) -> Option<Vec<Vec<u8>>> {
-        let _ = timeout(ANNOUNCE, self.is_new.notified()).await;
+    /// What to announce, when there is something. `None`: nobody has waited for a while.
+    pub(crate) async fn next(&self) -> Option<Announcements> {
+        let leaves = self.lock().values().any(|waited| waited.left.is_some());
+        let _ = timeout(if leaves { LEAVE } else { ANNOUNCE }, self.is_new.notified()).await;
         sleep(GATHER).await;
         self.due()
     }
@@ -146,6 +168,13 @@ impl Waited {
     fn wake(&self) -> Option<OnFreed> {
         self.local.as_ref().map(|(_, wake)| Arc::clone(wake))
     }
+}
+
+/// The keys that this process waits for, and those that it does not wait for any more.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Announcements {
+    pub(crate) waits: Vec<Vec<u8>>,
+    pub(crate) leaves: Vec<Vec<u8>>,
 }
 
 /// A key that callers of this process wait for.
@@ -168,6 +197,10 @@ impl Drop for WatchedKey {
             && waited.local.as_ref().is_some_and(|(id, _)| *id == self.id)
         {
             waited.local = None;
+            if waited.announced.is_some() && waited.others(Instant::now()) > 0 {
+                waited.left = Some(Instant::now());
+                self.waiters.is_new.notify_one();
+            }
         }
     }
 }
@@ -211,10 +244,11 @@ mod tests {
     async fn keys_are_announced_while_they_are_waited_for_and_forgotten_afterwards() {
         let waiters = Arc::new(Waiters::default());
         let name = || vec![b"a".to_vec()];
+        let waits = || Announcements { waits: name(), ..Announcements::default() };
         let watch = waiters.watch(b"a".to_vec(), Arc::new(|| ())).unwrap();
-        assert_eq!(waiters.next().await, Some(name()));
+        assert_eq!(waiters.next().await, Some(waits()));
         let begun = Instant::now();
-        assert_eq!(waiters.next().await, Some(name()));
+        assert_eq!(waiters.next().await, Some(waits()));
         assert!(begun.elapsed() >= ANNOUNCE);
         waiters.note("other", name());
         waiters.note("third", name());
@@ -223,8 +257,56 @@ mod tests {
         sleep(COUNTS_FOR).await;
         assert_eq!((watch.others(), waiters.of_others(name())), (0, Vec::new()));
         drop(watch);
-        while waiters.next().await.is_some_and(|due| due.is_empty()) {}
+        while waiters.next().await.is_some_and(|due| due == Announcements::default()) {}
         assert!(waiters.lock().is_empty());
+    }
+
+    /// An instance that has left would be left its time, and a limit of one half of its turns.
+    #[tokio::test(start_paused = true)]
+    async fn who_leaves_says_so_unless_the_next_one_comes_soon() {
+        let waiters = Arc::new(Waiters::default());
+        let name = || vec![b"a".to_vec()];
+        let watch = |waiters: &Arc<Waiters>| waiters.watch(b"a".to_vec(), Arc::new(|| ())).unwrap();
+        let first = watch(&waiters);
+        assert_eq!(waiters.next().await.unwrap().waits, name());
+        waiters.note("other", name());
+        drop(first);
+        let second = watch(&waiters);
+        sleep(2 * LEAVE).await;
+        assert_eq!(waiters.next().await, Some(Announcements::default()), "it still waits");
+        drop(second);
+        let left = async {
+            loop {
+                let next = waiters.next().await.unwrap();
+                if next != Announcements::default() {
+                    return next;
+                }
+            }
+        };
+        assert_eq!(left.await, Announcements { leaves: name(), ..Announcements::default() });
+        let third = watch(&waiters);
+        assert_eq!(third.others(), 1);
+        waiters.note_left("other", &name());
+        assert_eq!(third.others(), 0);
+    }
+
+    /// An instance that begins to wait must not take the turns of those that wait already, and answers must come to an end.
+    #[tokio::test(start_paused = true)]
+    async fn an_announcement_is_answered_once() {
+        let waiters = Arc::new(Waiters::default());
+        let name = || vec![b"a".to_vec()];
+        let waits = || Announcements { waits: name(), ..Announcements::default() };
+        let _watch = waiters.watch(b"a".to_vec(), Arc::new(|| ())).unwrap();
+        assert_eq!(waiters.next().await, Some(waits()));
+        sleep(ANSWER).await;
+        let begun = Instant::now();
+        waiters.note("other", name());
+        assert_eq!(waiters.next().await, Some(waits()));
+        assert!(begun.elapsed() < ANSWER, "it is answered at once");
+        // The answer of the other one, which began to wait with its announcement.
+        waiters.note("other", name());
+        assert_eq!(waiters.next().await, Some(waits()));
+        assert!(begun.elapsed() >= ANNOUNCE, "an answer is not answered");
     }
 
     /// Other instances say what they like: no message may fill the memory of those that read it.
