@@ -123,11 +123,13 @@ pub(crate) fn errors(gate: &RedisGate, kind: FailureKind) -> u64 {
 }
 
 /// What is charged to each policy of a user, in their order. Asks until the store answers and no
-/// breaker holds back the next call, charges nothing.
+/// breaker holds back the next call, charges nothing. A breaker closes only if its node is asked: so users of other slots
+/// are asked for, too.
 pub(crate) async fn until_used(gate: &RedisGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
-    for _ in 0..MAX_POLLS {
+    for poll in 0..MAX_POLLS {
         let peeked = gate.peek(&request).await;
+        gate.peek(&Request::new().with("user", &format!("{user}-{poll}"))).await;
         let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == "closed");
         if closed && peeked.iter().all(|one| one.decision().source() == DecisionSource::Store) {
             return peeked.iter().map(|one| one.decision().used()).collect();

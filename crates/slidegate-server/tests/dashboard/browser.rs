@@ -288,6 +288,11 @@ impl Drop for Browser {
 
 impl Driver {
     fn start() -> Self {
+        // It listens on the same port of IPv4 and IPv6, and ends if the one that it chose for the first is taken of the other.
+        (0..10).find_map(|_| Self::try_start()).expect("chromedriver says its port, once in ten starts")
+    }
+
+    fn try_start() -> Option<Self> {
         let mut process = command("chromedriver")
             .arg("--port=0")
             .stdin(Stdio::null())
@@ -298,9 +303,12 @@ impl Driver {
         let lines = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
         let port = lines
             .map_while(Result::ok)
-            .find_map(|line| line.rsplit_once("successfully on port ")?.1.trim_end_matches('.').parse().ok())
-            .expect("chromedriver says its port");
-        Self { process, port }
+            .find_map(|line| line.rsplit_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
+        if port.is_none() {
+            // Its output has ended.
+            let _ = process.wait();
+        }
+        Some(Self { process, port: port? })
     }
 }
 
