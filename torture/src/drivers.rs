@@ -124,7 +124,6 @@ impl Instance {
     }
 }
 
-
 /// The last word with a digit of what the command prints.
 async fn version_of(command: &[String], folder: &Path) -> Result<String, Failed> {
     let [program, arguments @ ..] = command else { return Ok(String::new()) };

@@ -125,7 +125,13 @@ mod tests {
             (vec![admitted(0, 500, 9), admitted(50, 60, 4)], 4),
             (vec![admitted(0, 60, 9), admitted(50, 60, 4), admitted(55, 57, 1)], 14),
             (vec![admitted(0, 50, 1), admitted(10, 20, 2), admitted(100, 105, 4)], 6),
-            ((0..10).map(|at| admitted(90 + at, 90 + at, 1)).chain((0..10).map(|at| admitted(100 + at, 101 + at, 1))).collect(), 20),
+            (
+                (0..10)
+                    .map(|at| admitted(90 + at, 90 + at, 1))
+                    .chain((0..10).map(|at| admitted(100 + at, 101 + at, 1)))
+                    .collect(),
+                20,
+            ),
         ];
         for (calls, expected) in cases {
             assert_eq!(most_admitted(&calls, LIMIT), expected, "{calls:?}");

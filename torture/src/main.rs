@@ -143,7 +143,13 @@ async fn run(options: &Options) -> Result<ExitCode, Failed> {
         return Err(format!("these did not start: {}", not_started.join(", ")).into());
     }
     let (is_wrong, is_open) = (record.rows.iter().any(is_wrong), record.rows.iter().any(is_open));
-    Ok(ExitCode::from(if is_wrong { 1 } else if is_open { 3 } else { 0 }))
+    Ok(ExitCode::from(if is_wrong {
+        1
+    } else if is_open {
+        3
+    } else {
+        0
+    }))
 }
 
 fn chosen<'a>(options: &Options, all: &'a [Target]) -> Result<Vec<&'a Target>, Failed> {
@@ -177,7 +183,10 @@ fn is_open(row: &Row) -> bool {
 }
 
 fn page(options: &Options, record: &Path) -> Result<ExitCode, Failed> {
-    let introduction = options.introduction.as_ref().ok_or("--page needs --introduction FILE, the text around its tables")?;
+    let introduction = options
+        .introduction
+        .as_ref()
+        .ok_or("--page needs --introduction FILE, the text around its tables")?;
     let record: Record = serde_json::from_str(&std::fs::read_to_string(record)?)?;
     if let Some(path) = &options.charts {
         std::fs::write(path, report::charts(&record.rows)?)?;
@@ -190,7 +199,13 @@ fn page(options: &Options, record: &Path) -> Result<ExitCode, Failed> {
 fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let model = read("/proc/cpuinfo");
-    let model = model.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+    let model = model
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!("{}, {cores} cores, Linux {}", model.unwrap_or("unknown processor"), read("/proc/sys/kernel/osrelease").trim())
+    format!(
+        "{}, {cores} cores, Linux {}",
+        model.unwrap_or("unknown processor"),
+        read("/proc/sys/kernel/osrelease").trim()
+    )
 }

@@ -84,8 +84,12 @@ fn away(figures: &Figures) -> String {
 impl Column {
     /// Of several parts, the figures are added; the greatest excess counts.
     fn cell(&self, row: &Row) -> String {
-        let verdicts: Vec<&Verdict> =
-            row.parts.iter().filter(|part| self.parts.contains(&part.name)).map(|part| &part.verdict).collect();
+        let verdicts: Vec<&Verdict> = row
+            .parts
+            .iter()
+            .filter(|part| self.parts.contains(&part.name))
+            .map(|part| &part.verdict)
+            .collect();
         let mut all = Figures::default();
         let mut judged = 0;
         for verdict in &verdicts {
@@ -123,10 +127,20 @@ fn promised(promise: Promise) -> &'static str {
 
 fn table(rows: &[Row], columns: &[Column]) -> String {
     let titles: Vec<_> = columns.iter().map(|column| column.title).collect();
-    let mut text = format!("| limiter | promises | {} |\n|---|---|{}\n", titles.join(" | "), "--:|".repeat(columns.len()));
+    let mut text = format!(
+        "| limiter | promises | {} |\n|---|---|{}\n",
+        titles.join(" | "),
+        "--:|".repeat(columns.len())
+    );
     for row in rows {
         let cells: Vec<_> = columns.iter().map(|column| column.cell(row)).collect();
-        let _ = writeln!(text, "| {} | {} | {} |", row.target.name, promised(row.target.promise), cells.join(" | "));
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} |",
+            row.target.name,
+            promised(row.target.promise),
+            cells.join(" | ")
+        );
     }
     text
 }
@@ -146,7 +160,7 @@ pub(crate) fn page(introduction: &str, record: &Record) -> String {
     let mut text = introduction.replace("{TABLES}", tables(record).trim_end());
     let mut parts = String::new();
     for name in Name::ALL {
-        let _ = writeln!(parts, "- **{}:** {}.", format!("{name:?}").to_lowercase(), name.asks());
+        let _ = writeln!(parts, "- **{}:** {}.", name.word(), name.asks());
     }
     let mut rows = String::new();
     for row in &record.rows {
@@ -178,10 +192,10 @@ pub(crate) fn page(introduction: &str, record: &Record) -> String {
 fn exceptions(row: &Row) -> String {
     let said = row.parts.iter().filter_map(|part| match &part.verdict {
         Verdict::NotJudged(because) | Verdict::Failed(because) => {
-            Some(format!("{} ({because})", format!("{:?}", part.name).to_lowercase()))
+            Some(format!("{} ({because})", part.name.word()))
         }
         Verdict::Judged(Figures { failed: 1.., error: Some(error), .. }) if part.name != Name::Emptied => {
-            Some(format!("{} ({error})", format!("{:?}", part.name).to_lowercase()))
+            Some(format!("{} ({error})", part.name.word()))
         }
         _ => None,
     });
@@ -214,7 +228,11 @@ pub(crate) fn charts(rows: &[Row]) -> Result<String, Failed> {
     Ok(svg)
 }
 
-fn draw(name: &str, chart: &Chart, area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<(), Failed> {
+fn draw(
+    name: &str,
+    chart: &Chart,
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+) -> Result<(), Failed> {
     let seconds = |step: usize| step as f64 * chart.step_ms as f64 / 1e3;
     let end = seconds(chart.admitted.len());
     let mut builder = ChartBuilder::on(area);
@@ -230,8 +248,12 @@ fn draw(name: &str, chart: &Chart, area: &DrawingArea<SVGBackend<'_>, plotters::
         .y_label_formatter(&|at| format!("{at:.0}"))
         .draw()?;
     let limit = chart.limit as f64;
-    let admitted = chart.admitted.iter().enumerate().map(|(step, admitted)| (seconds(step), *admitted as f64));
+    let admitted =
+        chart.admitted.iter().enumerate().map(|(step, admitted)| (seconds(step), *admitted as f64));
     axes.draw_series(LineSeries::new(admitted, RGBColor(0x1f, 0x5f, 0xa8).stroke_width(1)))?;
-    axes.draw_series(LineSeries::new([(0.0, limit), (end, limit)], RGBColor(0xc0, 0x39, 0x2b).stroke_width(1)))?;
+    axes.draw_series(LineSeries::new(
+        [(0.0, limit), (end, limit)],
+        RGBColor(0xc0, 0x39, 0x2b).stroke_width(1),
+    ))?;
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! When which key is asked: the same for every target, from a seed.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -55,7 +54,13 @@ pub(crate) async fn run(instances: &[Arc<Instance>], mut plan: Vec<Planned>) -> 
 }
 
 /// `callers` for each instance that ask for `key`, each again `pause` after its answer, for `time`.
-pub(crate) async fn callers(instances: &[Arc<Instance>], callers: usize, key: &str, time: Duration, pause: Duration) -> Vec<Call> {
+pub(crate) async fn callers(
+    instances: &[Arc<Instance>],
+    callers: usize,
+    key: &str,
+    time: Duration,
+    pause: Duration,
+) -> Vec<Call> {
     let start = Instant::now();
     let made: Arc<Mutex<Vec<Call>>> = Arc::default();
     let mut running = JoinSet::new();
@@ -81,13 +86,28 @@ pub(crate) fn at_once(key: &str, at: Duration, count: u64) -> impl Iterator<Item
 }
 
 /// `count` calls at equal distances from `from` to `to`.
-pub(crate) fn spread(key: &str, from: Duration, to: Duration, count: u64) -> impl Iterator<Item = Planned> + use<'_> {
+pub(crate) fn spread(
+    key: &str,
+    from: Duration,
+    to: Duration,
+    count: u64,
+) -> impl Iterator<Item = Planned> + use<'_> {
     let count_u32 = u32::try_from(count).unwrap_or(u32::MAX);
-    (0..count_u32).map(move |at| Planned { at: from + (to - from) * at / count_u32, key: key.to_owned(), cost: 1 })
+    (0..count_u32).map(move |at| Planned {
+        at: from + (to - from) * at / count_u32,
+        key: key.to_owned(),
+        cost: 1,
+    })
 }
 
 /// Bursts of several times the rate of `limit` at random times, with random pauses, and costs of 1 to `most_cost`.
-pub(crate) fn bursts(random: &mut fastrand::Rng, key: &str, limit: Limit, time: Duration, most_cost: u64) -> Vec<Planned> {
+pub(crate) fn bursts(
+    random: &mut fastrand::Rng,
+    key: &str,
+    limit: Limit,
+    time: Duration,
+    most_cost: u64,
+) -> Vec<Planned> {
     let mut plan = Vec::new();
     let mut now = Duration::ZERO;
     let window = limit.window.as_secs_f64();
@@ -113,32 +133,37 @@ pub(crate) fn until_border(window: Duration, after: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(border - now.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The longest by which a thread that only sleeps was late: how starved the machine is.
+/// Notes when a thread that only sleeps was late: how starved the machine is.
 pub(crate) struct Watch {
-    worst_us: Arc<AtomicU64>,
+    late: Arc<Mutex<Vec<(Instant, Duration)>>>,
 }
 
 const TICK: Duration = Duration::from_millis(1);
+/// Less is usual.
+const NOTED: Duration = Duration::from_millis(5);
 
 impl Watch {
     /// Starts the thread. It ends with the program.
     pub(crate) fn new() -> Self {
-        let worst_us = Arc::new(AtomicU64::new(0));
-        let worst = Arc::clone(&worst_us);
+        let late = Arc::<Mutex<Vec<(Instant, Duration)>>>::default();
+        let noted = Arc::clone(&late);
         std::thread::spawn(move || {
             loop {
                 let before = Instant::now();
                 std::thread::sleep(TICK);
-                let late = before.elapsed().saturating_sub(TICK);
-                worst.fetch_max(u64::try_from(late.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+                let by = before.elapsed().saturating_sub(TICK);
+                if by > NOTED {
+                    noted.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), by));
+                }
             }
         });
-        Self { worst_us }
+        Self { late }
     }
 
-    /// The longest since the last call of this.
-    pub(crate) fn worst(&self) -> Duration {
-        Duration::from_micros(self.worst_us.swap(0, Ordering::Relaxed))
+    /// The longest since then.
+    pub(crate) fn worst(&self, since: Instant) -> Duration {
+        let late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        late.iter().filter(|(at, _)| *at >= since).map(|(_, by)| *by).max().unwrap_or_default()
     }
 }
 

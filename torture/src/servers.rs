@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
+use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
 use crate::Failed;
@@ -13,28 +14,38 @@ use crate::target::State;
 const STARTED_WITHIN: Duration = Duration::from_secs(20);
 /// From Debian's package `libfaketime`: it steps the clock of a server.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+/// Loaded after it, so that memory comes from there: the allocator of Redis asks for the time while it starts, and
+/// libfaketime for memory.
+const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 const PROGRAM: &str = "redis-server";
 
 /// One server, or the three of a cluster.
 pub(crate) struct Servers {
     ports: Vec<u16>,
-    children: Vec<Child>,
+    children: Mutex<Vec<Child>>,
     is_cluster: bool,
+    has_clock: bool,
     folder: tempfile::TempDir,
 }
 
 impl Servers {
-    /// `None`: the state is in the memory of the target.
-    pub(crate) async fn start(state: State) -> Result<Option<Self>, Failed> {
+    /// `None`: the state is in the memory of the target. With `has_clock`, their clock can be stepped, which makes them
+    /// slower.
+    pub(crate) async fn start(state: State, has_clock: bool) -> Result<Option<Self>, Failed> {
         let (count, is_cluster) = match state {
             State::Memory => return Ok(None),
             State::Redis => (1, false),
             State::Cluster => (3, true),
         };
-        let free = (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
-        let ports = free.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<Result<_, std::io::Error>>()?;
+        let free =
+            (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+        let ports = free
+            .iter()
+            .map(|socket| Ok(socket.local_addr()?.port()))
+            .collect::<Result<_, std::io::Error>>()?;
         drop(free);
-        let mut servers = Self { ports, children: Vec::new(), is_cluster, folder: tempfile::tempdir()? };
+        let servers =
+            Self { ports, children: Mutex::default(), is_cluster, has_clock, folder: tempfile::tempdir()? };
         servers.step(0.0)?;
         servers.start_empty().await?;
         Ok(Some(servers))
@@ -45,36 +56,48 @@ impl Servers {
     }
 
     /// Ends the servers at once, with all that they have.
-    pub(crate) async fn kill(&mut self) {
-        for mut child in self.children.drain(..) {
+    pub(crate) async fn kill(&self) {
+        for mut child in self.children.lock().await.drain(..) {
             let _ = child.kill().await;
         }
     }
 
     /// Starts them with nothing.
-    pub(crate) async fn start_empty(&mut self) -> Result<(), Failed> {
+    pub(crate) async fn start_empty(&self) -> Result<(), Failed> {
         timeout(STARTED_WITHIN, self.try_start_empty())
             .await
             .unwrap_or_else(|_| Err(format!("{PROGRAM} was not ready after {STARTED_WITHIN:?}").into()))
     }
 
-    async fn try_start_empty(&mut self) -> Result<(), Failed> {
+    async fn try_start_empty(&self) -> Result<(), Failed> {
         for port in &self.ports {
             let folder = self.folder.path().join(port.to_string());
             let _ = std::fs::remove_dir_all(&folder);
             std::fs::create_dir(&folder)?;
             let mut command = Command::new(PROGRAM);
-            command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+            command.args([
+                "--port",
+                &port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ]);
             command.arg("--dir").arg(&folder);
             if self.is_cluster {
                 command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]);
             }
-            if can_step() {
-                command.env("LD_PRELOAD", FAKETIME).env("FAKETIME_TIMESTAMP_FILE", self.clock());
-                command.envs([("FAKETIME_NO_CACHE", "1"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1"), ("DONT_FAKE_MONOTONIC", "1")]);
+            if self.has_clock {
+                command
+                    .env("LD_PRELOAD", format!("{FAKETIME}:{LIBC}"))
+                    .env("FAKETIME_TIMESTAMP_FILE", self.clock());
+                command.envs([("FAKETIME_NO_CACHE", "1"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]);
             }
             command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true).process_group(0);
-            self.children.push(command.spawn().map_err(|error| format!("cannot start {PROGRAM}: {error}"))?);
+            let child = command.spawn().map_err(|error| format!("cannot start {PROGRAM}: {error}"))?;
+            self.children.lock().await.push(child);
         }
         for port in &self.ports {
             while !self.says(*port, "PING", &[], "PONG").await {
@@ -123,5 +146,5 @@ impl Servers {
 
 /// Whether clocks of servers can be stepped on this machine.
 pub(crate) fn can_step() -> bool {
-    Path::new(FAKETIME).exists()
+    Path::new(FAKETIME).exists() && Path::new(LIBC).exists()
 }

@@ -32,7 +32,7 @@ const STARVED: Duration = Duration::from_millis(40);
 /// How often a part that cannot be judged is begun again.
 const ATTEMPTS: u32 = 3;
 
-/// The parts, in the order of the table.
+/// The parts, in the order in which they are done. The first seven need one instance and a few seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Name {
@@ -72,30 +72,44 @@ impl Name {
         Self::Emptied,
     ];
 
+    /// Its name in keys and texts.
+    pub(crate) fn word(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
     /// What is asked, for the table's legend.
     pub(crate) fn asks(self) -> &'static str {
         match self {
-            Self::Bursts => "bursts of eight times the rate with pauses, at random for six windows",
-            Self::Border => "the limit just before and just after the border of an aligned window, and of one that begins with the first call",
-            Self::Denied => "the limit, then twice the rate of denied calls for one window, then the limit again",
+            Self::Bursts => "bursts of eight times the rate with pauses, at random for five windows",
+            Self::Border => {
+                "the limit just before and just after the border of an aligned window, and of one that begins with the first call"
+            }
+            Self::Denied => {
+                "the limit, then twice the rate of denied calls for one window, then the limit again"
+            }
             Self::Waits => "a call at the time that a denial promised, and calls before it",
             Self::Costs => "as bursts, with costs of 1 to 10",
             Self::Instant => "twice the limit in the same instant, five times",
             Self::Callers => "64 callers of one key, for two windows",
-            Self::Several => "a second limit of 20 in 2 s that denies: denied calls must not be charged to the first",
-            Self::Flood => "20 keys at their limit, 10,000 other keys in a store of 1,000, then the 20 again (within 10 s)",
-            Self::Drain => "2,000 keys that use up a limit of 5 in a store of 1,000, then all of them again (within 10 s)",
+            Self::Several => {
+                "a second limit of 20 in 2 s that denies: denied calls must not be charged to the first"
+            }
+            Self::Flood => {
+                "20 keys at their limit, 10,000 other keys in a store of 1,000, then the 20 again (within 10 s)"
+            }
+            Self::Drain => {
+                "2,000 keys that use up a limit of 5 in a store of 1,000, then all of them again (within 10 s)"
+            }
             Self::Restart => "the limit, SIGTERM, a start, the limit again (within 10 s)",
             Self::Kill => "the same with SIGKILL",
-            Self::Instances => "three instances on one store, 16 callers each and bursts in turn, for three windows",
+            Self::Instances => {
+                "three instances on one store, 16 callers each and bursts in turn, for two windows"
+            }
             Self::Step => "the store's clock is stepped by 0.6 windows, forwards and back",
-            Self::Emptied => "the limit, the store is ended and comes back empty, the limit again (within 10 s)",
+            Self::Emptied => {
+                "the limit, the store is ended and comes back empty, the limit again (within 10 s)"
+            }
         }
-    }
-
-    /// The parts that need none but one instance and a few seconds.
-    pub(crate) fn is_quick(self) -> bool {
-        matches!(self, Self::Bursts | Self::Border | Self::Denied | Self::Waits | Self::Costs | Self::Instant | Self::Callers)
     }
 
     /// The parts in which a limiter may lose what it keeps in memory, or its store.
@@ -139,24 +153,33 @@ type Found = (Figures, History);
 impl Torture<'_> {
     /// All parts of the suite.
     pub(crate) async fn run(&self, is_quick: bool) -> Result<Row, Failed> {
-        let mut servers = Servers::start(self.target.state).await?;
-        let instance = self.start(Name::Bursts, servers.as_ref()).await?;
+        let servers = Servers::start(self.target.state, false).await?;
+        let servers = servers.as_ref();
+        let instance = self.start(Name::Bursts, servers).await?;
         let (version, can) = (instance.version.clone(), instance.can.clone());
-        let (mut parts, mut chart) = (Vec::new(), None);
-        let mut instance = Some(instance);
-        for name in Name::ALL.into_iter().filter(|name| !is_quick || name.is_quick()) {
-            let verdict = match self.has_no(name, &can) {
-                Some(because) => Verdict::NotApplicable(because.to_owned()),
-                None => self.part(name, &mut servers, instance.as_ref(), &mut chart).await,
-            };
-            parts.push(Part { name, verdict });
-            if name == Name::Callers
-                && let Some(instance) = instance.take().and_then(Arc::into_inner)
-            {
-                instance.end(false).await;
+        let part = |name| self.part(name, &can, servers, Some(&instance));
+        // These have pauses, and keys of their own.
+        let (bursts, border, denied, waits, costs) = tokio::join!(
+            part(Name::Bursts),
+            part(Name::Border),
+            part(Name::Denied),
+            part(Name::Waits),
+            part(Name::Costs)
+        );
+        let chart = bursts.1;
+        let mut verdicts = vec![bursts.0, border.0, denied.0, waits.0, costs.0];
+        verdicts.push(part(Name::Instant).await.0);
+        verdicts.push(part(Name::Callers).await.0);
+        if let Some(instance) = Arc::into_inner(instance) {
+            instance.end(false).await;
+        }
+        if !is_quick {
+            for name in &Name::ALL[verdicts.len()..] {
+                verdicts.push(self.part(*name, &can, servers, None).await.0);
             }
         }
-        Ok(Row { target: self.target.clone(), version, can, parts, chart })
+        let parts = Name::ALL.into_iter().zip(verdicts).map(|(name, verdict)| Part { name, verdict });
+        Ok(Row { target: self.target.clone(), version, can: can.clone(), parts: parts.collect(), chart })
     }
 
     fn has_no(&self, name: Name, can: &[Ability]) -> Option<&'static str> {
@@ -169,7 +192,9 @@ impl Torture<'_> {
             Name::Instances | Name::Step | Name::Emptied if self.target.state == State::Memory => {
                 Some("its state is in its own memory")
             }
-            Name::Flood | Name::Drain if self.target.state != State::Memory => Some("the number of keys has no bound"),
+            Name::Flood | Name::Drain if self.target.state != State::Memory => {
+                Some("the number of keys has no bound")
+            }
             Name::Step if !can_step() => Some("libfaketime is not installed"),
             _ => None,
         }
@@ -182,22 +207,31 @@ impl Torture<'_> {
     }
 
     /// One part, again where it could not be judged.
-    async fn part(&self, name: Name, servers: &mut Option<Servers>, instance: Option<&Arc<Instance>>, chart: &mut Option<Chart>) -> Verdict {
+    async fn part(
+        &self,
+        name: Name,
+        can: &[Ability],
+        servers: Option<&Servers>,
+        instance: Option<&Arc<Instance>>,
+    ) -> (Verdict, Option<Chart>) {
+        if let Some(because) = self.has_no(name, can) {
+            return (Verdict::NotApplicable(because.to_owned()), None);
+        }
         let mut because = String::new();
         for attempt in 0..ATTEMPTS {
-            self.watch.worst();
-            let prefix = format!("{}{attempt}", serde_name(name));
-            let found = self.try_part(name, &prefix, servers, instance).await;
-            let late = self.watch.worst();
-            let (figures, history) = match found {
+            let begun = Instant::now();
+            let prefix = format!("{}{attempt}", name.word());
+            let (figures, history) = match self.try_part(name, &prefix, servers, instance).await {
                 Ok(found) => found,
-                Err(error) => return Verdict::Failed(error.to_string()),
+                Err(error) => return (Verdict::Failed(error.to_string()), None),
             };
             if figures.failed == figures.calls {
-                return Verdict::Failed(figures.error.unwrap_or_default());
+                return (Verdict::Failed(figures.error.unwrap_or_default()), None);
             }
+            let late = self.watch.worst(begun);
             if late > STARVED {
-                because = format!("the machine was busy: a thread that sleeps was {} ms late", late.as_millis());
+                because =
+                    format!("the machine was busy: a thread that sleeps was {} ms late", late.as_millis());
                 continue;
             }
             let took = median_answer(&history);
@@ -205,42 +239,56 @@ impl Torture<'_> {
                 because = format!("half of the answers took {} ms or longer", took.as_millis());
                 continue;
             }
-            if name == Name::Bursts {
-                let calls = history.into_values().next().unwrap_or_default();
-                let step = Duration::from_millis(20);
-                *chart = Some(Chart { step_ms: 20, limit: LIMIT.cost, admitted: admitted_over_time(&calls, LIMIT, step) });
-            }
-            return Verdict::Judged(figures);
+            let step_ms = 20;
+            let chart = history.into_values().next().filter(|_| name == Name::Bursts).map(|calls| Chart {
+                step_ms,
+                limit: LIMIT.cost,
+                admitted: admitted_over_time(&calls, LIMIT, Duration::from_millis(step_ms)),
+            });
+            return (Verdict::Judged(figures), chart);
         }
-        Verdict::NotJudged(because)
+        (Verdict::NotJudged(because), None)
     }
 
-    async fn try_part(&self, name: Name, prefix: &str, servers: &mut Option<Servers>, instance: Option<&Arc<Instance>>) -> Result<Found, Failed> {
+    async fn try_part(
+        &self,
+        name: Name,
+        prefix: &str,
+        servers: Option<&Servers>,
+        instance: Option<&Arc<Instance>>,
+    ) -> Result<Found, Failed> {
         let limits = name.limits();
         let key = |of: &str| format!("{prefix}-{of}");
         let mut random = fastrand::Rng::with_seed(self.seed);
         let own = match (instance, name) {
             (Some(instance), _) => Arc::clone(instance),
-            (None, _) => self.start(name, servers.as_ref()).await?,
+            (None, _) => self.start(name, servers).await?,
         };
+        let alone = std::slice::from_ref(&own);
         let mut figures = Figures::default();
         let ms = Duration::from_millis;
         let history = match name {
             Name::Bursts => {
-                let plan = ["a", "b"].iter().flat_map(|of| bursts(&mut random, &key(of), LIMIT, 6 * LIMIT.window, 1)).collect();
-                schedule::run(&[own.clone()], plan).await
+                let plan = ["a", "b"]
+                    .iter()
+                    .flat_map(|of| bursts(&mut random, &key(of), LIMIT, 5 * LIMIT.window, 1))
+                    .collect();
+                schedule::run(alone, plan).await
             }
             Name::Costs => {
-                let plan = ["a", "b"].iter().flat_map(|of| bursts(&mut random, &key(of), LIMIT, 4 * LIMIT.window, 10)).collect();
-                schedule::run(&[own.clone()], plan).await
+                let plan = ["a", "b"]
+                    .iter()
+                    .flat_map(|of| bursts(&mut random, &key(of), LIMIT, 4 * LIMIT.window, 10))
+                    .collect();
+                schedule::run(alone, plan).await
             }
-            Name::Border => schedule::run(&[own.clone()], border(&key("aligned"), &key("first"))).await,
+            Name::Border => schedule::run(alone, border(&key("aligned"), &key("first"))).await,
             Name::Denied => {
                 let (of, window) = (key("a"), LIMIT.window);
                 let plan = at_once(&of, Duration::ZERO, LIMIT.cost)
                     .chain(spread(&of, ms(20), window, 2 * LIMIT.cost))
                     .chain(at_once(&of, window + window / 10, LIMIT.cost));
-                schedule::run(&[own.clone()], plan.collect()).await
+                schedule::run(alone, plan.collect()).await
             }
             Name::Waits => {
                 let (history, too_long, too_short) = waits(&own, prefix, &mut random).await;
@@ -250,17 +298,18 @@ impl Torture<'_> {
             }
             Name::Instant => {
                 let keys: Vec<String> = (0..5).map(|of| key(&of.to_string())).collect();
-                let plan = keys.iter().zip(0..).flat_map(|(of, at)| at_once(of, ms(100) * at, 2 * LIMIT.cost));
-                schedule::run(&[own.clone()], plan.collect()).await
+                let plan =
+                    keys.iter().zip(0..).flat_map(|(of, at)| at_once(of, ms(100) * at, 2 * LIMIT.cost));
+                schedule::run(alone, plan.collect()).await
             }
             Name::Callers => {
-                let calls = callers(&[own.clone()], 64, &key("a"), 2 * LIMIT.window, ms(2)).await;
+                let calls = callers(alone, 64, &key("a"), 2 * LIMIT.window, ms(2)).await;
                 History::from([(key("a"), calls)])
             }
             Name::Several => {
                 let of = key("a");
-                let plan = spread(&of, Duration::ZERO, 5 * LIMIT.window, 15 * LIMIT.cost).collect();
-                schedule::run(&[own.clone()], plan).await
+                let plan = spread(&of, Duration::ZERO, 4 * LIMIT.window, 12 * LIMIT.cost).collect();
+                schedule::run(alone, plan).await
             }
             Name::Flood => {
                 let victims: Vec<String> = (0..20).map(|of| key(&format!("victim{of}"))).collect();
@@ -281,36 +330,36 @@ impl Torture<'_> {
                 if let Some(own) = Arc::into_inner(own) {
                     own.end(name == Name::Kill).await;
                 }
-                let again = self.start(name, servers.as_ref()).await?;
+                let again = self.start(name, servers).await?;
                 let shift = start.elapsed();
                 add(&mut history, in_turn(&again, used()).await, shift);
                 return Ok((judged(figures, &history, &limits), history));
             }
             Name::Instances => {
-                let others = [self.start(name, servers.as_ref()).await?, self.start(name, servers.as_ref()).await?];
+                let others = [self.start(name, servers).await?, self.start(name, servers).await?];
                 let instances = [own.clone(), others[0].clone(), others[1].clone()];
                 let (crowded, burst) = (key("crowded"), key("bursts"));
-                let plan = bursts(&mut random, &burst, LIMIT, 3 * LIMIT.window, 1);
+                let plan = bursts(&mut random, &burst, LIMIT, 2 * LIMIT.window, 1);
                 let (calls, mut history) = tokio::join!(
-                    callers(&instances, 16, &crowded, 3 * LIMIT.window, ms(5)),
+                    callers(&instances, 16, &crowded, 2 * LIMIT.window, ms(5)),
                     schedule::run(&instances, plan)
                 );
                 history.insert(crowded, calls);
                 history
             }
-            Name::Step => step(&own, servers.as_ref().ok_or("it has no store")?, &key("forwards"), &key("back")).await?,
+            Name::Step => {
+                let servers = Servers::start(self.target.state, true).await?;
+                let own = self.start(name, servers.as_ref()).await?;
+                step(&own, servers.as_ref().ok_or("it has no store")?, &key("forwards"), &key("back")).await?
+            }
             Name::Emptied => {
-                let (history, away) = emptied(&own, servers.as_mut().ok_or("it has no store")?, prefix).await?;
+                let (history, away) = emptied(&own, servers.ok_or("it has no store")?, prefix).await?;
                 figures.away = Some(away);
                 history
             }
         };
         Ok((judged(figures, &history, &limits), history))
     }
-}
-
-fn serde_name(name: Name) -> String {
-    format!("{name:?}").to_lowercase()
 }
 
 fn once(key: String) -> Planned {
@@ -333,7 +382,11 @@ fn border(aligned: &str, first: &str) -> Vec<Planned> {
 
 /// Fills keys until they are denied, and asks again: some at the time that the denial told, some all the time before.
 /// Also the most by which a told wait was too long and too short.
-async fn waits(instance: &Arc<Instance>, prefix: &str, random: &mut fastrand::Rng) -> (History, Duration, Duration) {
+async fn waits(
+    instance: &Arc<Instance>,
+    prefix: &str,
+    random: &mut fastrand::Rng,
+) -> (History, Duration, Duration) {
     let mut trials = tokio::task::JoinSet::new();
     for trial in 0..6 {
         let (instance, key) = (Arc::clone(instance), format!("{prefix}-{trial}"));
@@ -351,12 +404,18 @@ async fn waits(instance: &Arc<Instance>, prefix: &str, random: &mut fastrand::Rn
     (history, most_long, most_short)
 }
 
-async fn wait(instance: &Instance, key: &str, random: &mut fastrand::Rng, is_early: bool) -> (Vec<Call>, Duration, Duration) {
+async fn wait(
+    instance: &Instance,
+    key: &str,
+    random: &mut fastrand::Rng,
+    is_early: bool,
+) -> (Vec<Call>, Duration, Duration) {
     let (start, window) = (Instant::now(), LIMIT.window);
     let mut calls = Vec::new();
     // Rests of a burst are denied before much of the window has passed.
     let pause = window.mul_f64(0.3) / 100;
-    let (mut told, mut was_denied, mut too_long, mut too_short) = (None, None, Duration::ZERO, Duration::ZERO);
+    let (mut told, mut was_denied, mut too_long, mut too_short) =
+        (None, None, Duration::ZERO, Duration::ZERO);
     while start.elapsed() < 4 * window {
         let (sent, answered, answer) = instance.ask(key, 1).await;
         let (sent, answered) = (sent - start, answered - start);
@@ -365,7 +424,11 @@ async fn wait(instance: &Instance, key: &str, random: &mut fastrand::Rng, is_ear
             (Answer::Denied(Some(wait)), None) => {
                 told = Some((sent + wait, answered + wait));
                 if !is_early {
-                    sleep((start + answered + wait + Duration::from_millis(2)).saturating_duration_since(Instant::now())).await;
+                    sleep(
+                        (start + answered + wait + Duration::from_millis(2))
+                            .saturating_duration_since(Instant::now()),
+                    )
+                    .await;
                     continue;
                 }
             }
@@ -387,7 +450,7 @@ async fn in_turn(instance: &Arc<Instance>, plans: Vec<Vec<Planned>>) -> History 
     let (start, mut history) = (Instant::now(), History::new());
     for plan in plans {
         let shift = start.elapsed();
-        add(&mut history, schedule::run(&[Arc::clone(instance)], plan).await, shift);
+        add(&mut history, schedule::run(std::slice::from_ref(instance), plan).await, shift);
     }
     history
 }
@@ -395,17 +458,28 @@ async fn in_turn(instance: &Arc<Instance>, plans: Vec<Vec<Planned>>) -> History 
 /// Adds what was made `shift` after the start of `history`.
 fn add(history: &mut History, later: History, shift: Duration) {
     for (key, calls) in later {
-        let shifted = calls.into_iter().map(|call| Call { sent: call.sent + shift, answered: call.answered + shift, ..call });
+        let shifted = calls.into_iter().map(|call| Call {
+            sent: call.sent + shift,
+            answered: call.answered + shift,
+            ..call
+        });
         history.entry(key).or_default().extend(shifted);
     }
 }
 
 /// Steps the clock of the store forwards after a key has used its limit, and back after another has.
-async fn step(instance: &Arc<Instance>, servers: &Servers, forwards: &str, back: &str) -> Result<History, Failed> {
+async fn step(
+    instance: &Arc<Instance>,
+    servers: &Servers,
+    forwards: &str,
+    back: &str,
+) -> Result<History, Failed> {
     let (start, mut history) = (Instant::now(), History::new());
     let by = 0.6 * STEPPED.window.as_secs_f64();
     let used = |key: &str| vec![at_once(key, Duration::ZERO, STEPPED.cost).collect()];
-    for (key, step, pause) in [(forwards, by, Duration::from_millis(50)), (back, 0.0, STEPPED.window + Duration::from_millis(50))] {
+    for (key, step, pause) in
+        [(forwards, by, Duration::from_millis(50)), (back, 0.0, STEPPED.window + Duration::from_millis(50))]
+    {
         add(&mut history, in_turn(instance, used(key)).await, start.elapsed());
         let shifted = Instant::now();
         servers.step(step)?;
@@ -417,13 +491,18 @@ async fn step(instance: &Arc<Instance>, servers: &Servers, forwards: &str, back:
 }
 
 /// Ends the store after a key has used its limit, and starts it with nothing. Also how calls were answered meanwhile.
-async fn emptied(instance: &Arc<Instance>, servers: &mut Servers, prefix: &str) -> Result<(History, [u64; 3]), Failed> {
+async fn emptied(
+    instance: &Arc<Instance>,
+    servers: &Servers,
+    prefix: &str,
+) -> Result<(History, [u64; 3]), Failed> {
     let (start, key, other) = (Instant::now(), format!("{prefix}-a"), format!("{prefix}-probe"));
     let used = || vec![at_once(&key, Duration::ZERO, LONG.cost).collect()];
     let mut history = in_turn(instance, used()).await;
     servers.kill().await;
     let shift = start.elapsed();
-    let away = in_turn(instance, vec![spread(&key, Duration::ZERO, Duration::from_millis(500), 20).collect()]).await;
+    let away =
+        in_turn(instance, vec![spread(&key, Duration::ZERO, Duration::from_millis(500), 20).collect()]).await;
     let calls = away.values().next().map(Vec::as_slice).unwrap_or_default();
     let answers = [
         count(calls, |answer| *answer == Answer::Admitted),
@@ -433,7 +512,9 @@ async fn emptied(instance: &Arc<Instance>, servers: &mut Servers, prefix: &str) 
     add(&mut history, away, shift);
     servers.start_empty().await?;
     let back = Instant::now();
-    while matches!(instance.ask(&other, 1).await.2, Answer::Failed(_)) && back.elapsed() < Duration::from_secs(3) {
+    while matches!(instance.ask(&other, 1).await.2, Answer::Failed(_))
+        && back.elapsed() < Duration::from_secs(3)
+    {
         sleep(Duration::from_millis(20)).await;
     }
     // Those that decide without the store while it is away need not notice at once that it is back.

@@ -161,7 +161,8 @@ struct File {
 
 /// All targets in `folder`, in the order of the names of the files.
 pub(crate) fn all(folder: &Path) -> Result<Vec<Target>, Failed> {
-    let entries = std::fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
+    let entries =
+        std::fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
     let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
@@ -179,7 +180,8 @@ fn check(targets: &[Target]) -> Result<(), Failed> {
     let mut wrong = String::new();
     for (at, target) in targets.iter().enumerate() {
         let name = &target.name;
-        let is_plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || ".-".contains(letter);
+        let is_plain =
+            |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || ".-".contains(letter);
         if name.is_empty() || !name.chars().all(is_plain) {
             writeln!(wrong, "target {name:?}: a name has a-z, 0-9, `.` and `-`")?;
         }
@@ -187,7 +189,10 @@ fn check(targets: &[Target]) -> Result<(), Failed> {
             writeln!(wrong, "target {name:?} is defined twice")?;
         }
         if target.command.is_empty() {
-            writeln!(wrong, "target {name:?}: `command` is empty; it is the program to start and its arguments")?;
+            writeln!(
+                wrong,
+                "target {name:?}: `command` is empty; it is the program to start and its arguments"
+            )?;
         }
         let has_form = match target.kind {
             Kind::Stdio => target.can.is_empty() && target.version.is_empty(),

@@ -49,8 +49,18 @@ fn what_is_wrong_is_found_and_what_is_right_passes() {
             continue;
         };
         assert!(expected(found), "{name}: {part} {of} {found}");
-        let is_open = record["rows"][0]["parts"].as_array().unwrap().iter().any(|part| part["verdict"].get("judged").is_none());
-        let expected = if name != "ideal" { 1 } else if is_open { 3 } else { 0 };
+        let is_open = record["rows"][0]["parts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|part| part["verdict"].get("judged").is_none());
+        let expected = if name != "ideal" {
+            1
+        } else if is_open {
+            3
+        } else {
+            0
+        };
         assert_eq!(output.status.code(), Some(expected), "{name}: {output:?}");
     }
 }
@@ -59,14 +69,23 @@ fn what_is_wrong_is_found_and_what_is_right_passes() {
 #[test]
 fn two_runs_of_one_seed_agree() {
     let runs = [record_of("fixed", &["--seed", "5"]).1, record_of("fixed", &["--seed", "5"]).1];
-    for (part, of, bound) in [("bursts", "calls", 0.0), ("costs", "calls", 0.0), ("border", "most", 4.0), ("instant", "admitted", 0.0)] {
+    for (part, of, bound) in [
+        ("bursts", "calls", 0.0),
+        ("costs", "calls", 0.0),
+        ("border", "most", 4.0),
+        ("instant", "admitted", 0.0),
+    ] {
         let figures = runs.each_ref().map(|run| figure(run, part, of));
         if let [Some(one), Some(other)] = figures {
             assert!((one - other).abs() <= bound, "{part} {of}: {one} and {other}");
         }
     }
     let other = record_of("fixed", &["--seed", "6"]).1;
-    assert_ne!(figure(&runs[0], "bursts", "calls"), figure(&other, "bursts", "calls"), "another seed is another schedule");
+    assert_ne!(
+        figure(&runs[0], "bursts", "calls"),
+        figure(&other, "bursts", "calls"),
+        "another seed is another schedule"
+    );
 }
 
 /// A tool that is stopped all the time can judge nothing, and must not call a right limiter wrong.
@@ -74,7 +93,8 @@ fn two_runs_of_one_seed_agree() {
 fn a_starved_machine_is_told_from_a_wrong_limiter() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("record.json");
-    let mut child = torture(&["ideal", "--suite", "quick", "--json", json.to_str().unwrap()]).spawn().unwrap();
+    let mut child =
+        torture(&["ideal", "--suite", "quick", "--json", json.to_str().unwrap()]).spawn().unwrap();
     let id = child.id().to_string();
     let signal = |which: &str| assert!(Command::new("/bin/kill").args([which, &id]).status().is_ok());
     let status = loop {

@@ -21,4 +21,4 @@ server: { $http }
 $others
 $store
 END
-exec "${SLIDEGATE:-$(dirname "$0")/../../../target/release/slidegate}" serve --config "$dir/slidegate.yaml"
+exec "${SLIDEGATE:-$(dirname "$0")/../../../target/release/slidegate}" serve --config "$dir/slidegate.yaml" --log-level error

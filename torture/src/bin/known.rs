@@ -93,7 +93,12 @@ fn number(name: &str) -> Option<u64> {
 }
 
 fn main() {
-    let limit = |which| Some((number(&format!("LIMIT{which}"))?, Duration::from_millis(number(&format!("WINDOW{which}_MS"))?)));
+    let limit = |which| {
+        Some((
+            number(&format!("LIMIT{which}"))?,
+            Duration::from_millis(number(&format!("WINDOW{which}_MS"))?),
+        ))
+    };
     let limiter = Arc::new(Limiter {
         kind: std::env::args().nth(1).unwrap_or_default(),
         limits: [limit(""), limit("2")].into_iter().flatten().collect(),
@@ -106,7 +111,9 @@ fn main() {
         // A call at a time in each thread, so that calls race.
         thread::spawn(move || {
             let mut words = line.split(' ');
-            let (Some(id), Some(key), Some(cost)) = (words.next(), words.next(), words.next()) else { return };
+            let (Some(id), Some(key), Some(cost)) = (words.next(), words.next(), words.next()) else {
+                return;
+            };
             let answer = match limiter.ask(key, cost.parse().unwrap_or(1)) {
                 Ok(()) => format!("{id} +\n"),
                 Err(wait) => format!("{id} - {}\n", wait.as_secs_f64() * 1e3),

@@ -74,7 +74,8 @@ impl Client {
     }
 
     pub(super) async fn ask(&self, key: &str, cost: u64) -> (Instant, Answer) {
-        let entry = |(name, value): &(String, String)| Entry { key: name.clone(), value: filled(value, key, cost) };
+        let entry =
+            |(name, value): &(String, String)| Entry { key: name.clone(), value: filled(value, key, cost) };
         let request = Request {
             domain: self.form.domain.clone(),
             descriptors: vec![Descriptor { entries: self.form.entries.iter().map(entry).collect() }],

@@ -315,6 +315,7 @@ fn rateguard(setup: &Setup, burst: u32) -> Result<Limiter, Error> {
 }
 
 /// It takes `&mut self`, so that threads share it behind a lock.
+#[allow(clippy::disallowed_methods)] // its caller reads the clock
 fn throttlecrab(setup: &Setup) -> Result<Limiter, Error> {
     let limiter = Mutex::new(throttlecrab::RateLimiter::new(PeriodicStore::new()));
     let (limit, period) = (i64::from(setup.limit.cost), i64::try_from(setup.limit.seconds()?)?);
@@ -366,7 +367,7 @@ fn trypema_redis(setup: &Setup) -> Result<Limiter, Error> {
     let (window, rate) = trypema_limit(setup.limit)?;
     let provider = RedisRateLimiterProvider::builder(connect(setup)?).window_size(window).build()?;
     Ok(tasks(move |key, cost| {
-        let (provider, rate) = (Arc::clone(&provider), rate.clone());
+        let (provider, rate) = (Arc::clone(&provider), rate);
         async move {
             match trypema_key(&key) {
                 Ok(key) => trypema_answer(provider.absolute().inc(&key, &rate, cost.into()).await),
@@ -380,7 +381,7 @@ fn trypema_hybrid(setup: &Setup) -> Result<Limiter, Error> {
     let (window, rate) = trypema_limit(setup.limit)?;
     let provider = HybridRateLimiterProvider::builder(connect(setup)?).window_size(window).build()?;
     Ok(tasks(move |key, cost| {
-        let (provider, rate) = (Arc::clone(&provider), rate.clone());
+        let (provider, rate) = (Arc::clone(&provider), rate);
         async move {
             match trypema_key(&key) {
                 Ok(key) => trypema_answer(provider.absolute().inc(&key, &rate, cost.into()).await),

@@ -73,13 +73,15 @@ enum Answer {
 }
 
 type Task = Pin<Box<dyn Future<Output = Answer> + Send>>;
+type DecideInThread = dyn Fn(&str, u32) -> Answer + Send + Sync;
+type DecideInTask = dyn Fn(String, u32) -> Task + Send + Sync;
 
 /// How a limiter is called.
 enum Limiter {
     /// From the threads of a pool.
-    Threads(Box<dyn Fn(&str, u32) -> Answer + Send + Sync>),
+    Threads(Box<DecideInThread>),
     /// In a task of the runtime.
-    Tasks(Box<dyn Fn(String, u32) -> Task + Send + Sync>),
+    Tasks(Box<DecideInTask>),
 }
 
 /// A limiter that the adapter can run.
@@ -102,7 +104,7 @@ impl Entry {
     fn version(&self) -> &'static str {
         let (package, which) = &self.package;
         let mut versions = VERSIONS.iter().filter(|(name, _)| name == package);
-        let found = if *which == Which::Oldest { versions.next() } else { versions.last() };
+        let found = if *which == Which::Oldest { versions.next() } else { versions.next_back() };
         found.map_or("", |(_, version)| version)
     }
 }
@@ -174,7 +176,7 @@ fn write(id: u64, answer: Answer) {
     let _ = io::stdout().write_all(line.as_bytes());
 }
 
-fn serve_with_threads(decide: &(dyn Fn(&str, u32) -> Answer + Send + Sync)) {
+fn serve_with_threads(decide: &DecideInThread) {
     let (sender, receiver) = mpsc::channel::<Request>();
     let receiver = Mutex::new(receiver);
     // Releases the lock before the decision.
@@ -192,7 +194,7 @@ fn serve_with_threads(decide: &(dyn Fn(&str, u32) -> Answer + Send + Sync)) {
     });
 }
 
-fn serve_with_tasks(runtime: &Runtime, decide: &(dyn Fn(String, u32) -> Task + Send + Sync)) {
+fn serve_with_tasks(runtime: &Runtime, decide: &DecideInTask) {
     // Each task holds the sender until it has answered.
     let (open, mut closed) = tokio::sync::mpsc::channel::<()>(1);
     let open = Arc::new(open);

@@ -65,9 +65,7 @@ fn run() -> Result<(), Failed> {
 /// A policy for each limit: a request is charged under all of them, or under none.
 fn policies(store: Store, algorithm: Algorithm) -> Result<PolicySet, Failed> {
     let mut policies = Vec::new();
-    for (name, limit, window) in
-        [("first", "LIMIT", "WINDOW_MS"), ("second", "LIMIT2", "WINDOW2_MS")]
-    {
+    for (name, limit, window) in [("first", "LIMIT", "WINDOW_MS"), ("second", "LIMIT2", "WINDOW2_MS")] {
         if let Some(limit) = variable(limit)? {
             let window = variable(window)?.ok_or("a limit without a window")?;
             let quota = Quota::new(limit, Duration::from_millis(window))?.with_algorithm(algorithm);
