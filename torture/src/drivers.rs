@@ -5,10 +5,11 @@ mod lines;
 mod resp;
 mod rls;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -21,6 +22,8 @@ use crate::target::{Ability, Kind, Target};
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// The longest that a target may take to start.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
+/// The longest that a target may take to end after SIGTERM.
+const ENDED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The configuration that a target is started with.
 #[derive(Debug, Clone)]
@@ -28,12 +31,16 @@ pub(crate) struct Setting {
     pub(crate) limits: Vec<Limit>,
     pub(crate) max_keys: Option<u64>,
     pub(crate) redis: Option<String>,
+    /// Outlives the instance.
+    pub(crate) folder: PathBuf,
 }
 
 /// A running instance of a target.
 pub(crate) struct Instance {
     driver: Driver,
     child: Child,
+    /// Of the processes.
+    group: Option<Pid>,
     pub(crate) version: String,
     pub(crate) can: Vec<Ability>,
 }
@@ -64,6 +71,7 @@ impl Instance {
             command.env(format!("LIMIT{which}"), limit.cost.to_string());
             command.env(format!("WINDOW{which}_MS"), limit.window.as_millis().to_string());
         }
+        command.env("FOLDER", &setting.folder);
         if let Some(max_keys) = setting.max_keys {
             command.env("MAX_KEYS", max_keys.to_string());
         }
@@ -74,7 +82,13 @@ impl Instance {
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn()?;
             let (lines, hello) = lines::Lines::new(&mut child).await?;
-            return Ok(Self { driver: Driver::Lines(lines), child, version: hello.version, can: hello.can });
+            return Ok(Self {
+                driver: Driver::Lines(lines),
+                group: group_of(&child),
+                child,
+                version: hello.version,
+                can: hello.can,
+            });
         }
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         command.env("PORT", port.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
@@ -92,7 +106,12 @@ impl Instance {
             _ => unreachable!("the form of each target was checked"),
         };
         let version = version_of(&target.version, folder).await?;
-        Ok(Self { driver, child, version, can: target.can.clone() })
+        let started = Self { driver, group: group_of(&child), child, version, can: target.can.clone() };
+        // Some accept connections before they have read their configuration.
+        while matches!(started.ask("started", 1).await.2, Answer::Failed(_)) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(started)
     }
 
     /// Asks once. The times are those before and after the call.
@@ -111,17 +130,34 @@ impl Instance {
 
     /// Ends it: at once, or as a supervisor would.
     pub(crate) async fn end(mut self, at_once: bool) {
-        if let Some(id) = self.child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed())) {
-            use rustix::process::{Signal, kill_process_group};
-            if !at_once {
-                let _ = kill_process_group(id, Signal::TERM);
-                drop(self.driver);
-                let _ = timeout(Duration::from_secs(5), self.child.wait()).await;
+        if !at_once {
+            self.signal(Signal::TERM);
+            if let Driver::Lines(lines) = &self.driver {
+                lines.end().await;
             }
-            let _ = kill_process_group(id, Signal::KILL);
+            let _ = timeout(ENDED_WITHIN, self.child.wait()).await;
         }
+        self.signal(Signal::KILL);
         let _ = self.child.wait().await;
     }
+
+    /// To it and the processes that it started.
+    fn signal(&self, signal: Signal) {
+        if let Some(id) = self.group {
+            let _ = rustix::process::kill_process_group(id, signal);
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+/// The processes of a target are a group, named by the first.
+fn group_of(child: &Child) -> Option<Pid> {
+    child.id().and_then(|id| Pid::from_raw(id.cast_signed()))
 }
 
 /// The last word with a digit of what the command prints.
@@ -132,7 +168,7 @@ async fn version_of(command: &[String], folder: &Path) -> Result<String, Failed>
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
     let first = text.lines().next().unwrap_or_default();
-    let words = first.split(|letter: char| !(letter.is_ascii_alphanumeric() || ".-+".contains(letter)));
+    let mut words = first.split(|letter: char| !(letter.is_ascii_alphanumeric() || ".-+".contains(letter)));
     let is_version = |word: &&str| word.contains('.') && word.chars().any(|letter| letter.is_ascii_digit());
-    Ok(words.filter(is_version).next_back().unwrap_or(first).to_owned())
+    Ok(words.rfind(is_version).unwrap_or(first).to_owned())
 }

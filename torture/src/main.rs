@@ -120,7 +120,8 @@ async fn run(options: &Options) -> Result<ExitCode, Failed> {
     let mut not_started = Vec::new();
     for target in chosen {
         eprintln!("{} ...", target.name);
-        let torture = Torture { target, folder: &folder, seed: record.seed, watch: &watch };
+        let kept = tempfile::tempdir()?;
+        let torture = Torture { target, folder: &folder, seed: record.seed, watch: &watch, kept };
         match torture.run(options.is_quick).await {
             Ok(row) => record.rows.push(row),
             Err(error) => {

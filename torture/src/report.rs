@@ -41,7 +41,7 @@ const FAULTS: &[Column] = &[
     Column { title: "flood that drains", parts: &[Name::Drain], says: over },
     Column { title: "newcomers denied", parts: &[Name::Flood, Name::Drain], says: wrong },
     Column { title: "clock of the store", parts: &[Name::Step], says: over },
-    Column { title: "wrong denials by that", parts: &[Name::Step], says: wrong },
+    Column { title: "wrong denials by that", parts: &[Name::Step], says: wrong_of_limit },
     Column { title: "store emptied", parts: &[Name::Emptied], says: over },
     Column { title: "while it is away", parts: &[Name::Emptied], says: away },
 ];
@@ -56,6 +56,13 @@ fn wrong(figures: &Figures) -> String {
         return "0".to_owned();
     }
     format!("{} %", percent(figures.wrong_denials, figures.denied))
+}
+
+fn wrong_of_limit(figures: &Figures) -> String {
+    match figures.wrong_denials {
+        0 => "0".to_owned(),
+        wrong => format!("{} %", percent(wrong, figures.limit)),
+    }
 }
 
 /// Rounded to a whole number, but never to none.
@@ -169,9 +176,10 @@ pub(crate) fn page(introduction: &str, record: &Record) -> String {
         let version = if row.version.is_empty() { String::new() } else { format!(" {}", row.version) };
         let _ = writeln!(
             rows,
-            "- **{}**{version}, [documentation]({}): `{}`.{note} Failures and what was not judged: {}",
+            "- **{}**{version}, [documentation]({}): `{}`.{note}{}",
             target.name,
-            target.documentation,
+            // The page is in that folder.
+            target.documentation.strip_prefix("docs/").unwrap_or(&target.documentation),
             target.configuration.replace('`', "'"),
             exceptions(row)
         );
@@ -200,7 +208,7 @@ fn exceptions(row: &Row) -> String {
         _ => None,
     });
     let said: Vec<_> = said.collect();
-    if said.is_empty() { "none.".to_owned() } else { said.join("; ") }
+    if said.is_empty() { String::new() } else { format!(" Errors or not judged: {}.", said.join("; ")) }
 }
 
 const CHART: (u32, u32) = (220, 120);

@@ -21,8 +21,11 @@ const LIMIT: Limit = Limit { cost: 100, window: Duration::from_secs(1) };
 const LONG: Limit = Limit { cost: 100, window: Duration::from_secs(10) };
 /// Where the clock of a store is stepped.
 const STEPPED: Limit = Limit { cost: 100, window: Duration::from_secs(2) };
-/// A second limit beside [`LIMIT`].
-const SECOND: Limit = Limit { cost: 20, window: Duration::from_secs(2) };
+/// Two limits of which the second denies, and two of which the first one does.
+const SEVERAL: [[Limit; 2]; 2] = [
+    [LIMIT, Limit { cost: 20, window: Duration::from_secs(2) }],
+    [Limit { cost: 20, window: Duration::from_secs(1) }, Limit { cost: 30, window: Duration::from_secs(2) }],
+];
 /// Where many keys use up their limit.
 const SMALL: Limit = Limit { cost: 5, window: Duration::from_secs(10) };
 /// The most keys that a target keeps in floods.
@@ -92,7 +95,7 @@ impl Name {
             Self::Instant => "twice the limit in the same instant, five times",
             Self::Callers => "64 callers of one key, for two windows",
             Self::Several => {
-                "a second limit of 20 in 2 s that denies: denied calls must not be charged to the first"
+                "two limits of which one denies: 100 in 1 s and 20 in 2 s, then 20 in 1 s and 30 in 2 s; calls that one denies must not be charged to the other"
             }
             Self::Flood => {
                 "20 keys at their limit, 10,000 other keys in a store of 1,000, then the 20 again (within 10 s)"
@@ -119,7 +122,7 @@ impl Name {
 
     fn limits(self) -> Vec<Limit> {
         match self {
-            Self::Several => vec![LIMIT, SECOND],
+            Self::Several => SEVERAL[0].to_vec(),
             Self::Flood | Self::Restart | Self::Kill | Self::Emptied => vec![LONG],
             Self::Drain => vec![SMALL],
             Self::Step => vec![STEPPED],
@@ -145,6 +148,8 @@ pub(crate) struct Torture<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) seed: u64,
     pub(crate) watch: &'a Watch,
+    /// What targets keep in files.
+    pub(crate) kept: tempfile::TempDir,
 }
 
 /// What one part found, and the history that a chart is drawn from.
@@ -201,8 +206,19 @@ impl Torture<'_> {
     }
 
     async fn start(&self, name: Name, servers: Option<&Servers>) -> Result<Arc<Instance>, Failed> {
+        self.start_with(name, name.limits(), servers).await
+    }
+
+    async fn start_with(
+        &self,
+        name: Name,
+        limits: Vec<Limit>,
+        servers: Option<&Servers>,
+    ) -> Result<Arc<Instance>, Failed> {
         let max_keys = matches!(name, Name::Flood | Name::Drain).then_some(MAX_KEYS);
-        let setting = Setting { limits: name.limits(), max_keys, redis: servers.map(Servers::url) };
+        let folder = self.kept.path().join(format!("{}-{}", name.word(), limits[0].cost));
+        std::fs::create_dir_all(&folder)?;
+        let setting = Setting { limits, max_keys, redis: servers.map(Servers::url), folder };
         Ok(Arc::new(Instance::start(self.target, self.folder, &setting).await?))
     }
 
@@ -307,9 +323,16 @@ impl Torture<'_> {
                 History::from([(key("a"), calls)])
             }
             Name::Several => {
-                let of = key("a");
-                let plan = spread(&of, Duration::ZERO, 4 * LIMIT.window, 12 * LIMIT.cost).collect();
-                schedule::run(alone, plan).await
+                let other = self.start_with(name, SEVERAL[1].to_vec(), servers).await?;
+                let (of, first) = (key("a"), key("first"));
+                let plan = |of| spread(of, Duration::ZERO, 4 * LIMIT.window, 12 * LIMIT.cost).collect();
+                let others = [other];
+                let (mut history, of_first) =
+                    tokio::join!(schedule::run(alone, plan(&of)), schedule::run(&others, plan(&first)));
+                figures = judged(figures, &of_first, &SEVERAL[1]);
+                let found = judged(figures, &history, &limits);
+                history.extend(of_first);
+                return Ok((found, history));
             }
             Name::Flood => {
                 let victims: Vec<String> = (0..20).map(|of| key(&format!("victim{of}"))).collect();
@@ -526,8 +549,9 @@ async fn emptied(
 
 fn judged(mut figures: Figures, history: &History, limits: &[Limit]) -> Figures {
     // The limit of which most was admitted.
-    let limit = limits[0];
-    figures.limit = limit.cost;
+    if figures.limit == 0 {
+        figures.limit = limits[0].cost;
+    }
     for calls in history.values() {
         figures.calls += calls.len() as u64;
         figures.admitted += count(calls, |answer| *answer == Answer::Admitted);

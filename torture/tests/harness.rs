@@ -34,7 +34,9 @@ fn figure(record: &Value, part: &str, figure: &str) -> Option<f64> {
 /// Each wrong limiter is found by the part that is made for it, and the right one passes all.
 #[test]
 fn what_is_wrong_is_found_and_what_is_right_passes() {
-    let found: [(&str, &str, &str, fn(f64) -> bool); 5] = [
+    // Limiter, part and figure, and whether that is found.
+    type Expected = (&'static str, &'static str, &'static str, fn(f64) -> bool);
+    let found: [Expected; 5] = [
         ("fixed", "border", "most", |most| most > 190.0),
         ("charges", "denied", "wrong_denials", |wrong| wrong > 90.0),
         ("races", "instant", "most", |most| most > 100.0),

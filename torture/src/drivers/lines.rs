@@ -31,7 +31,7 @@ pub(super) struct Hello {
 type Open = Mutex<HashMap<u64, oneshot::Sender<(Instant, Answer)>>>;
 
 pub(super) struct Lines {
-    input: tokio::sync::Mutex<ChildStdin>,
+    input: tokio::sync::Mutex<Option<ChildStdin>>,
     open: Arc<Open>,
     next: AtomicU64,
 }
@@ -62,7 +62,12 @@ impl Lines {
             // The callers see that it has ended.
             lock(&answered).clear();
         });
-        Ok((Self { input: input.into(), open, next: AtomicU64::new(0) }, hello))
+        Ok((Self { input: Some(input).into(), open, next: AtomicU64::new(0) }, hello))
+    }
+
+    /// Ends its input.
+    pub(super) async fn end(&self) {
+        self.input.lock().await.take();
     }
 
     pub(super) async fn ask(&self, key: &str, cost: u64) -> (Instant, Answer) {
@@ -70,7 +75,10 @@ impl Lines {
         let (answer, answered) = oneshot::channel();
         lock(&self.open).insert(id, answer);
         let line = format!("{id} {key} {cost}\n");
-        let written = self.input.lock().await.write_all(line.as_bytes()).await;
+        let written = match self.input.lock().await.as_mut() {
+            Some(input) => input.write_all(line.as_bytes()).await,
+            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+        };
         let answer = match written {
             Ok(()) => answered.await.map_err(|_| "it ended".to_owned()),
             Err(error) => Err(error.to_string()),

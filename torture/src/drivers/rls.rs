@@ -1,4 +1,4 @@
-//! Targets that are asked as Envoy asks its RateLimitService.
+//! Targets that are asked as Envoy asks its `RateLimitService`.
 //!
 //! The messages have the fields that are used here, with the numbers of `envoy/service/ratelimit/v3/rls.proto`.
 
