@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
@@ -35,7 +36,7 @@ const STARVED: Duration = Duration::from_millis(40);
 /// How often a part that cannot be judged is begun again.
 const ATTEMPTS: u32 = 3;
 
-/// The parts, in the order in which they are done. The first seven need one instance and a few seconds.
+/// The parts, in the order of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Name {
@@ -115,6 +116,27 @@ impl Name {
         }
     }
 
+    /// The parts that need one instance and a few seconds. They share it.
+    fn is_quick(self) -> bool {
+        matches!(
+            self,
+            Self::Bursts
+                | Self::Border
+                | Self::Denied
+                | Self::Waits
+                | Self::Costs
+                | Self::Instant
+                | Self::Callers
+        )
+    }
+
+    /// The parts that leave the machine, and the store, to others: they are done at the same time.
+    fn is_quiet(self) -> bool {
+        let loud =
+            matches!(self, Self::Instant | Self::Callers | Self::Flood | Self::Drain | Self::Instances);
+        !loud && self != Self::Emptied
+    }
+
     /// The parts in which a limiter may lose what it keeps in memory, or its store.
     pub(crate) fn is_fault(self) -> bool {
         matches!(self, Self::Flood | Self::Drain | Self::Restart | Self::Kill | Self::Step | Self::Emptied)
@@ -162,29 +184,20 @@ impl Torture<'_> {
         let servers = servers.as_ref();
         let instance = self.start(Name::Bursts, servers).await?;
         let (version, can) = (instance.version.clone(), instance.can.clone());
-        let part = |name| self.part(name, &can, servers, Some(&instance));
-        // These have pauses, and keys of their own.
-        let (bursts, border, denied, waits, costs) = tokio::join!(
-            part(Name::Bursts),
-            part(Name::Border),
-            part(Name::Denied),
-            part(Name::Waits),
-            part(Name::Costs)
-        );
-        let chart = bursts.1;
-        let mut verdicts = vec![bursts.0, border.0, denied.0, waits.0, costs.0];
-        verdicts.push(part(Name::Instant).await.0);
-        verdicts.push(part(Name::Callers).await.0);
-        if let Some(instance) = Arc::into_inner(instance) {
-            instance.end(false).await;
+        let part = async |name: Name| {
+            let shared = Some(&instance).filter(|_| name.is_quick());
+            let (verdict, chart) = self.part(name, &can, servers, shared).await;
+            (Part { name, verdict }, chart)
+        };
+        let names = Name::ALL.into_iter().filter(|name| !is_quick || name.is_quick());
+        let (quiet, loud): (Vec<_>, Vec<_>) = names.partition(|name| name.is_quiet());
+        let mut found = join_all(quiet.into_iter().map(&part)).await;
+        for name in loud {
+            found.push(part(name).await);
         }
-        if !is_quick {
-            for name in &Name::ALL[verdicts.len()..] {
-                verdicts.push(self.part(*name, &can, servers, None).await.0);
-            }
-        }
-        let parts = Name::ALL.into_iter().zip(verdicts).map(|(name, verdict)| Part { name, verdict });
-        Ok(Row { target: self.target.clone(), version, can: can.clone(), parts: parts.collect(), chart })
+        let chart = found.iter_mut().find_map(|(_, chart)| chart.take());
+        let parts = found.into_iter().map(|(part, _)| part).collect();
+        Ok(Row { target: self.target.clone(), version, can: can.clone(), parts, chart })
     }
 
     fn has_no(&self, name: Name, can: &[Ability]) -> Option<&'static str> {
