@@ -77,15 +77,6 @@ struct Lease {
     counters: Arc<Counters>,
 }
 
-/// The charges of a request that leases admit.
-#[derive(Debug, Default)]
-pub(crate) struct Admitted {
-    /// By charge.
-    decisions: SmallVec<[Option<Decision>; 2]>,
-    /// By charge.
-    taken: SmallVec<[Option<Taken>; 2]>,
-}
-
 /// A cost that was taken from a lease.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
@@ -120,39 +111,54 @@ impl Leases {
         }
     }
 
-    /// Takes what leases have of a request's charges. Charges of checks only, each decided by its own key.
-    pub(crate) fn admit(&self, charges: &[Charge<'_>], names: &Names) -> Admitted {
-        let mut admitted = Admitted::default();
-        if self.open.load(Ordering::Relaxed) == 0 || !charges.iter().all(is_leasable) {
-            return admitted;
+    /// Admits a request if it consists of checks that are decided each by its own key, and if leases have room for all:
+    /// what a call decides is not taken from leases meanwhile, because a denial could not return it to one that was
+    /// settled.
+    pub(crate) fn admit(&self, charges: &[Charge<'_>], names: &Names) -> Option<Answers> {
+        let is_leased = |charge: &Charge<'_>| charge.key.space.lease.is_some() && is_leasable(charge);
+        if self.open.load(Ordering::Relaxed) == 0 || !charges.iter().all(is_leased) {
+            return None;
         }
-        for charge in charges {
-            let is_leased = charge.key.space.lease.is_some();
-            let key = || self.secret.hash_of(&names.name(&charge.key));
-            let taken = if is_leased { self.take(key(), charge.quota, charge.part.cost) } else { None };
-            admitted.push(taken);
-        }
-        admitted
+        let key = |charge: &Charge<'_>| self.secret.hash_of(&names.name(&charge.key));
+        self.take_all(charges.iter().map(|charge| (key(charge), charge.quota, charge.part.cost)))
     }
 
     /// Admits a check that has waited for a call, if that has brought leases of all of its keys.
     pub(crate) fn admit_waiting(&self, subjects: &Subjects, cost: u64) -> Option<Answers> {
-        let is_leasable = |subject: &Subject| {
-            subject.lease_us > 0 && subject.part.verb == Verb::Check && subject.part.is_one_step()
-        };
-        if self.open.load(Ordering::Relaxed) == 0 || !subjects.0.iter().all(is_leasable) {
+        if self.open.load(Ordering::Relaxed) == 0 || !subjects.0.iter().all(Subject::is_leasable) {
             return None;
         }
-        let mut admitted = Admitted::default();
-        for subject in &subjects.0 {
-            let key = self.secret.hash_of(&subject.name);
-            admitted.push(self.take(key, &subject.quota, subject.part(cost).cost));
+        let key = |subject: &Subject| self.secret.hash_of(&subject.name);
+        self.take_all(
+            subjects.0.iter().map(|subject| (key(subject), &subject.quota, subject.part(cost).cost)),
+        )
+    }
+
+    /// Takes each cost from the lease of its key, or nothing.
+    fn take_all<'q>(&self, costs: impl Iterator<Item = (u128, &'q Quota, u64)>) -> Option<Answers> {
+        let mut taken = SmallVec::<[Taken; 2]>::new();
+        let mut answers = Answers::new();
+        for (key, quota, cost) in costs {
+            let Some((one, decision)) = self.take(key, quota, cost) else {
+                self.put_back(&taken);
+                return None;
+            };
+            taken.push(one);
+            answers.push(decision);
         }
-        let all = admitted.all();
-        if all.is_none() {
-            admitted.put_back(self);
+        Some(answers)
+    }
+
+    /// Returns what was taken to its leases. What a lease that has ended meanwhile was settled to includes it.
+    fn put_back(&self, taken: &[Taken]) {
+        for Taken { key, id, cost } in taken {
+            if let Some(known) = self.keys.set(lowest_bits(*key)).get_mut(*key)
+                && let Some(lease) = known.lease.as_mut().filter(|lease| lease.slice.id == *id)
+            {
+                lease.slice.put_back(*cost);
+                lease.counters.admitted.fetch_sub(1, Ordering::Relaxed);
+            }
         }
-        all
     }
 
     fn take(&self, key: u128, quota: &Quota, cost: u64) -> Option<(Taken, Decision)> {
@@ -182,11 +188,13 @@ impl Leases {
             return asked;
         }
         let now_us = self.micros(instant());
+        // Nothing is admitted from leases where one of the keys has none.
+        let may_ask = is_heard && subjects.0.iter().all(Subject::is_leasable);
         for (at, subject) in subjects.0.iter().enumerate() {
             let key = self.secret.hash_of(&subject.name);
             let may = is_leased(subject) && subject.key == at && subject.hold.is_none();
             asked.keys.push(key);
-            asked.terms.push(if may { self.terms(key, subject, costs, is_heard, now_us) } else { None });
+            asked.terms.push(if may { self.terms(key, subject, costs, may_ask, now_us) } else { None });
         }
         if asked.terms.iter().all(Option::is_none) {
             asked.terms.clear();
@@ -199,10 +207,10 @@ impl Leases {
         key: u128,
         subject: &Subject,
         costs: &[u64],
-        is_heard: bool,
+        may_ask: bool,
         now_us: u64,
     ) -> Option<LeaseTerms> {
-        let is_check = subject.part.verb == Verb::Check && subject.part.is_one_step();
+        let is_check = subject.is_leasable();
         let length_us = subject.lease_us;
         let mut set = self.keys.set(lowest_bits(key));
         if set.get_mut(key).is_none() {
@@ -236,7 +244,7 @@ impl Leases {
         let least = known.cost.saturating_mul(LEAST_REQUESTS).max(1);
         let want = known.demand.want(now_us, length_us);
         let pays = want >= least && (is_used || !costs.is_empty());
-        let asks = is_check && pays && is_heard && now_us >= known.asks_after_us && !known.is_asking;
+        let asks = may_ask && pays && now_us >= known.asks_after_us && !known.is_asking;
         let asks = asks && !self.is_closed.load(Ordering::Relaxed);
         if !asks && settled.is_none() {
             return None;
@@ -350,6 +358,13 @@ fn is_leasable(charge: &Charge<'_>) -> bool {
         && charge.reserve.is_none()
 }
 
+impl Subject {
+    /// Whether leases may decide it.
+    fn is_leasable(&self) -> bool {
+        self.lease_us > 0 && self.part.verb == Verb::Check && self.part.is_one_step()
+    }
+}
+
 impl Lease {
     fn is_usable(&self, now_us: u64) -> bool {
         !self.is_ended && !self.slice.is_over(now_us)
@@ -370,55 +385,6 @@ impl Lease {
             source: DecisionSource::Leased,
             waits: Waits { retry_us: 0, reset_us: later(reset_us), frees_us: later(frees_us) },
             ..*granted
-        }
-    }
-}
-
-impl Admitted {
-    fn push(&mut self, taken: Option<(Taken, Decision)>) {
-        let (taken, decision) = taken.unzip();
-        self.taken.push(taken);
-        self.decisions.push(decision);
-    }
-
-    /// The decisions, if leases admit all charges.
-    pub(crate) fn all(&self) -> Option<Answers> {
-        if self.decisions.is_empty() { None } else { self.decisions.iter().copied().collect() }
-    }
-
-    /// Whether leases admit nothing.
-    pub(crate) fn is_none(&self) -> bool {
-        self.taken.iter().all(Option::is_none)
-    }
-
-    /// The positions of the charges that leases do not admit.
-    pub(crate) fn others(&self) -> SmallVec<[usize; 4]> {
-        (0..self.taken.len()).filter(|at| self.taken[*at].is_none()).collect()
-    }
-
-    /// What is known of all charges, with that of the others.
-    pub(crate) fn with<'a, T: 'a>(
-        &'a self,
-        others: impl IntoIterator<Item = T, IntoIter: 'a>,
-        own: impl Fn(Decision) -> T + 'a,
-    ) -> impl Iterator<Item = T> + 'a {
-        let mut others = others.into_iter();
-        self.decisions.iter().filter_map(move |one| one.map(&own).or_else(|| others.next()))
-    }
-
-    /// Returns what was taken to its leases, because the request is denied. What a lease that has ended meanwhile was
-    /// settled to includes it.
-    pub(crate) fn put_back(&mut self, leases: &Leases) {
-        for (taken, decision) in self.taken.iter().zip(&mut self.decisions) {
-            let (Some(Taken { key, id, cost }), Some(decision)) = (taken, decision) else { continue };
-            if let Some(known) = leases.keys.set(lowest_bits(*key)).get_mut(*key)
-                && let Some(lease) = known.lease.as_mut().filter(|lease| lease.slice.id == *id)
-            {
-                lease.slice.put_back(*cost);
-            }
-            decision.used = decision.used.saturating_sub(*cost);
-            decision.remaining = decision.remaining.saturating_add(*cost);
-            decision.cost = 0;
         }
     }
 }
@@ -570,11 +536,7 @@ mod tests {
             assert_eq!((terms.settled, terms.want > 0), (Some((id, used)), used > 0));
             assert!(take(&leases).is_none());
             // What is put back now was charged.
-            let mut late = Admitted::default();
-            taken
-                .into_iter()
-                .for_each(|one| late.push(Some((one, Decision::unused(1000, Timestamp::EPOCH)))));
-            late.put_back(&leases);
+            leases.put_back(&taken);
             drop(renewal);
             assert!(leases.ask(&subjects(), &[], true).terms.is_empty(), "it is settled once");
         }

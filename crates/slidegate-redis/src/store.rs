@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use redis_once::{Client, Executed, Failure, LastFailure, slot};
+use redis_once::{Client, Failure, LastFailure, slot};
 use slidegate::internal::{HoldChange, ResetCounts, instant};
 use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::store::{
@@ -153,8 +153,7 @@ impl RedisStore {
 impl SharedStore for RedisStore {
     async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        let mut admitted = self.calls.leases.admit(charges, &self.options.names);
-        if let Some(answers) = admitted.all() {
+        if let Some(answers) = self.calls.leases.admit(charges, &self.options.names) {
             return Ok(answers);
         }
         self.require_ticket_secret(charges).await.map_err(undecided)?;
@@ -174,32 +173,11 @@ impl SharedStore for RedisStore {
         let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
         let is_cached = self.options.caches_denials && subjects.may_be_cached() && !is_waiting();
         let ticket = match is_cached.then(|| self.cached(&subjects, cost)) {
-            Some(Ok(answers)) => {
-                admitted.put_back(&self.calls.leases);
-                return Ok(answers);
-            }
+            Some(Ok(answers)) => return Ok(answers),
             Some(Err(ticket)) => Some(ticket),
             None => None,
         };
-        let decided = if admitted.is_none() {
-            self.decide(&subjects, cost, deadline).await
-        } else {
-            // What leases admit is charged: only the others are asked, and what was taken is put back if they deny.
-            let others = subjects.at(&admitted.others());
-            let decided = self.decide(&others, cost, deadline).await;
-            let is_unused = match &decided {
-                Ok(answers) => others.denies(answers),
-                // After other failures, the call may have charged the others.
-                Err(Undecided { failure, denied }) => failure.executed == Executed::No || denied.is_some(),
-            };
-            if is_unused {
-                admitted.put_back(&self.calls.leases);
-            }
-            decided.map(|answers| admitted.with(answers, |own| own).collect()).map_err(|undecided| {
-                let denied = undecided.denied.map(|denied| admitted.with(denied, Some).collect());
-                Undecided { denied, ..undecided }
-            })
-        };
+        let decided = self.decide(&subjects, cost, deadline).await;
         let decided = decided.map_err(undecided);
         let decided = decided.map(|mut answers| {
             self.calls.leases.add_own(&subjects, cost, &mut answers);
