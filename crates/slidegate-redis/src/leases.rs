@@ -345,8 +345,9 @@ impl Leases {
     }
 }
 
+/// A key of a request as the only one of a call.
 fn alone(subject: &Subject) -> Subjects {
-    Subjects(SmallVec::from_iter([subject.clone()]))
+    Subjects(SmallVec::from_iter([Subject { key: 0, ..subject.clone() }]))
 }
 
 /// Whether leases may decide it: a check whose cost is known, and that only its own key decides.

@@ -159,13 +159,17 @@ async fn the_slice_of_an_instance_that_is_gone_is_charged_at_its_end() {
 #[tokio::test]
 async fn what_another_policy_denies_is_not_charged_to_a_lease() {
     let server = RedisServer::start();
-    for is_leased in [false, true] {
-        let (wide, narrow) = (format!("wide-{is_leased}"), format!("narrow-{is_leased}"));
+    for (is_leased, is_first) in [(false, false), (false, true), (true, false), (true, true)] {
+        let named = |name| format!("{name}-{is_leased}-{is_first}");
+        let (wide, narrow) = (named("wide"), named("narrow"));
         let narrow = match is_leased {
             false => Policy::new(narrow, Quota::per_day(1500)).unwrap().with_scope(["user"]),
             true => leased(&narrow, 1500),
         };
-        let policies = || [leased(&wide, 1_000_000), narrow.clone()];
+        let policies = || match is_first {
+            true => [narrow.clone(), leased(&wide, 1_000_000)],
+            false => [leased(&wide, 1_000_000), narrow.clone()],
+        };
         let (one, witness) =
             (gate(policies(), options(&server.url())), gate(policies(), options(&server.url())));
         let one = Arc::new(one);
@@ -186,8 +190,9 @@ async fn what_another_policy_denies_is_not_charged_to_a_lease() {
         assert_eq!(stats(&one, &wide).admitted > 0, is_leased);
         one.store().primary().return_leases().await;
         let request = of(1);
-        let used: Vec<_> = witness.peek(&request).await.iter().map(|one| one.decision().used()).collect();
-        assert_eq!(used, [admitted; 2]);
+        let peeked = witness.peek(&request).await;
+        let used: Vec<_> = peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect();
+        assert_eq!(used, [(admitted, 0); 2], "{is_leased} {is_first}");
     }
 }
 
