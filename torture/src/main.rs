@@ -135,7 +135,7 @@ async fn run(options: &Options) -> Result<ExitCode, Failed> {
     }
     print!("{}", report::tables(&record));
     if let Some(path) = &options.json {
-        std::fs::write(path, serde_json::to_string_pretty(&record)? + "\n")?;
+        std::fs::write(path, record.text()?)?;
     }
     if let Some(path) = &options.charts {
         std::fs::write(path, report::charts(&record.rows)?)?;

@@ -14,6 +14,17 @@ pub(crate) struct Record {
     pub(crate) rows: Vec<Row>,
 }
 
+impl Record {
+    /// As JSON, with a line for each row.
+    pub(crate) fn text(&self) -> serde_json::Result<String> {
+        let of = Self { rows: Vec::new(), ..self.clone() };
+        let rows = self.rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+        Ok(serde_json::to_string(&of)?
+            .replace("\"rows\":[]", &format!("\"rows\":[\n{}\n]", rows.join(",\n")))
+            + "\n")
+    }
+}
+
 /// What was found of one target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {

@@ -4,7 +4,7 @@
 set -eu
 dir=$(mktemp -d)
 # HTTP is always served.
-http="socket: $dir/http.sock" others=''
+http='listen: 127.0.0.1:0' others=''
 case $1 in
     http | snapshot) http="listen: 127.0.0.1:$PORT" ;;
     resp) others="resp: { listen: 127.0.0.1:$PORT }" ;;

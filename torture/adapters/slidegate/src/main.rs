@@ -111,6 +111,9 @@ fn memory(policies: PolicySet) -> Result<(), Failed> {
     })
 }
 
+/// To connect.
+const ATTEMPTS: u32 = 100;
+
 fn redis(policies: PolicySet, store: Store) -> Result<(), Failed> {
     let url = env::var("REDIS")?;
     let options = match store {
@@ -123,10 +126,14 @@ fn redis(policies: PolicySet, store: Store) -> Result<(), Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let _context = runtime.enter();
     let gate: Arc<RedisGate> = Arc::new(SharedGate::new(policies, RedisStore::new(options)?)?);
-    // It connects at its first call.
+    // It connects at its first call, which may take longer than its deadline where much is started at the same time.
     let request_of_none = Request::new().with("user", "none");
-    if let Some(failure) = runtime.block_on(gate.peek(&request_of_none)).store_failure() {
-        return Err(failure.to_string().into());
+    for attempt in 1.. {
+        match runtime.block_on(gate.peek(&request_of_none)).store_failure() {
+            None => break,
+            Some(failure) if attempt == ATTEMPTS => return Err(failure.to_string().into()),
+            Some(_) => thread::sleep(Duration::from_millis(20)),
+        }
     }
     hello(&["cost", "wait", "several"]);
     let (answers, written) = channel();
