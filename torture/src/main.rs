@@ -24,7 +24,7 @@ const USAGE: &str = "\
 usage: torture TARGET... [options]      judges targets of targets/*.toml
        torture --all [options]          judges all of them
        torture --list                   names them
-       torture --page RECORD --introduction FILE [--charts FILE]
+       torture --page RECORD --template FILE [--charts FILE]
                                         prints the page of a recorded run
 
   --suite quick|full  one instance for seconds, or also faults, floods and several instances (full)
@@ -47,7 +47,7 @@ struct Options {
     json: Option<PathBuf>,
     charts: Option<PathBuf>,
     page: Option<PathBuf>,
-    introduction: Option<PathBuf>,
+    template: Option<PathBuf>,
 }
 
 fn options() -> Result<Options, Failed> {
@@ -74,7 +74,7 @@ fn options() -> Result<Options, Failed> {
             Long("json") => options.json = Some(parser.value()?.into()),
             Long("charts") => options.charts = Some(parser.value()?.into()),
             Long("page") => options.page = Some(parser.value()?.into()),
-            Long("introduction") => options.introduction = Some(parser.value()?.into()),
+            Long("template") => options.template = Some(parser.value()?.into()),
             Value(name) => options.targets.push(name.string()?),
             _ => return Err(argument.unexpected().into()),
         }
@@ -184,15 +184,13 @@ fn is_open(row: &Row) -> bool {
 }
 
 fn page(options: &Options, record: &Path) -> Result<ExitCode, Failed> {
-    let introduction = options
-        .introduction
-        .as_ref()
-        .ok_or("--page needs --introduction FILE, the text around its tables")?;
+    let template =
+        options.template.as_ref().ok_or("--page needs --template FILE, the text around its tables")?;
     let record: Record = serde_json::from_str(&std::fs::read_to_string(record)?)?;
     if let Some(path) = &options.charts {
         std::fs::write(path, report::charts(&record.rows)?)?;
     }
-    print!("{}", report::page(&std::fs::read_to_string(introduction)?, &record));
+    print!("{}", report::page(&std::fs::read_to_string(template)?, &record));
     Ok(ExitCode::SUCCESS)
 }
 

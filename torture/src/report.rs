@@ -162,12 +162,12 @@ pub(crate) fn tables(record: &Record) -> String {
     text
 }
 
-/// The page `docs/accuracy.md`, but for its introduction.
-pub(crate) fn page(introduction: &str, record: &Record) -> String {
-    let mut text = introduction.replace("{TABLES}", tables(record).trim_end());
+/// The page `docs/accuracy.md`: `template` with the tables and lists of the record.
+pub(crate) fn page(template: &str, record: &Record) -> String {
+    let mut text = template.replace("{TABLES}", tables(record).trim_end());
     let mut parts = String::new();
     for name in Name::ALL {
-        let _ = writeln!(parts, "- **{}:** {}.", name.word(), name.asks());
+        let _ = writeln!(parts, "- **{}:** {}.", name.title(), name.asks());
     }
     let mut rows = String::new();
     for row in &record.rows {
@@ -200,10 +200,10 @@ pub(crate) fn page(introduction: &str, record: &Record) -> String {
 fn exceptions(row: &Row) -> String {
     let said = row.parts.iter().filter_map(|part| match &part.verdict {
         Verdict::NotJudged(because) | Verdict::Failed(because) => {
-            Some(format!("{} ({because})", part.name.word()))
+            Some(format!("{} ({because})", part.name.title()))
         }
         Verdict::Judged(Figures { failed: 1.., error: Some(error), .. }) if part.name != Name::Emptied => {
-            Some(format!("{} ({error})", part.name.word()))
+            Some(format!("{} ({error})", part.name.title()))
         }
         _ => None,
     });

@@ -76,7 +76,28 @@ impl Name {
         Self::Emptied,
     ];
 
-    /// Its name in keys and texts.
+    /// Its name in the tables.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Bursts => "bursts",
+            Self::Border => "border",
+            Self::Denied => "denials charged",
+            Self::Waits => "wait too long, too short",
+            Self::Costs => "costs",
+            Self::Instant => "same instant",
+            Self::Callers => "64 callers",
+            Self::Several => "two limits",
+            Self::Flood => "flood",
+            Self::Drain => "flood that drains",
+            Self::Restart => "restart",
+            Self::Kill => "`kill -9`",
+            Self::Instances => "3 instances",
+            Self::Step => "clock of the store",
+            Self::Emptied => "store emptied",
+        }
+    }
+
+    /// Its name in keys.
     pub(crate) fn word(self) -> String {
         format!("{self:?}").to_lowercase()
     }

@@ -125,7 +125,7 @@ fn what_cannot_be_run_is_said() {
         (vec!["absent", "--suite", "quick"], "nothing was judged; these did not start: absent"),
         (vec!["ideal", "--suite", "some"], "use quick or full"),
         (vec!["ideal", "--folder", "/nowhere"], "/nowhere"),
-        (vec!["--page", "/nowhere"], "--introduction"),
+        (vec!["--page", "/nowhere"], "--template"),
     ] {
         let output = torture(&arguments).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);

@@ -32,7 +32,7 @@ fn the_page_and_its_charts_are_those_of_the_recorded_run() {
     let charts = folder.path().join("charts.svg");
     let output = Command::new(env!("CARGO_BIN_EXE_torture"))
         .current_dir(FOLDER)
-        .args(["--page", "recorded/full.json", "--introduction", "introduction.md", "--charts"])
+        .args(["--page", "recorded/full.json", "--template", "accuracy.md.in", "--charts"])
         .arg(&charts)
         .output()
         .unwrap();
