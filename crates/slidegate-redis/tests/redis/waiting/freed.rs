@@ -230,3 +230,31 @@ async fn a_flood_of_waited_keys_is_announced_in_few_messages() {
     waiters.shutdown().await;
     assert_eq!(one.gate().waiting(), 0);
 }
+
+/// Who cannot be served in time is denied at once, also before the head of the queue has asked again: it knows from the
+/// denial that made it wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_just_after_the_head_and_cannot_be_served_in_time_is_denied_at_once() {
+    let server = RedisServer::start();
+    let gate = gate([daily(1)], options(&server.url()));
+    for user in 0..20 {
+        let user = format!("user{user}");
+        let ask = |patience: Duration| {
+            let (gate, user) = (Arc::clone(&gate), user.clone());
+            tokio::spawn(async move {
+                let request = Request::new().with("user", &user);
+                gate.acquire(&request).timeout(patience).await.is_ok()
+            })
+        };
+        assert!(ask(PATIENCE).await.unwrap());
+        let head = ask(PATIENCE);
+        while gate.gate().waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+        // A day is left until the head's turn, and another one until the next.
+        let behind = timeout(HANGS, ask(PATIENCE / 2)).await;
+        assert!(!behind.expect("it is denied at once").unwrap(), "{user}");
+        head.abort();
+        assert!(head.await.is_err());
+    }
+}
