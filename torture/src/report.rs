@@ -174,12 +174,19 @@ pub(crate) fn page(template: &str, record: &Record) -> String {
         let target = &row.target;
         let note = if target.note.is_empty() { String::new() } else { format!(" {}", target.note) };
         let version = if row.version.is_empty() { String::new() } else { format!(" {}", row.version) };
+        // The page is in `docs`.
+        let documentation = match target.documentation.as_str() {
+            url if url.contains("://") => format!("[documentation]({url})"),
+            text if text.contains(' ') => text.to_owned(),
+            path => match path.strip_prefix("docs/") {
+                Some(page) => format!("[documentation]({page})"),
+                None => format!("[source](../{path})"),
+            },
+        };
         let _ = writeln!(
             rows,
-            "- **{}**{version}, [documentation]({}): `{}`.{note}{}",
+            "- **{}**{version}, {documentation}: `{}`.{note}{}",
             target.name,
-            // The page is in that folder.
-            target.documentation.strip_prefix("docs/").unwrap_or(&target.documentation),
             target.configuration.replace('`', "'"),
             exceptions(row)
         );

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Envoy with the local rate limit filter: a token bucket for each value of the field `x-user`.
 set -eu
-dir=$(mktemp -d)
+dir=$(mktemp -d -p "$FOLDER")
 bucket() { echo "{ max_tokens: $1, tokens_per_fill: $1, fill_interval: $(($2 / 1000)).$(printf %03d $(($2 % 1000)))s }"; }
 second='' action=''
 if [ -n "${LIMIT2:-}" ]; then

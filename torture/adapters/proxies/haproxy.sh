@@ -1,7 +1,7 @@
 #!/bin/sh
 # HAProxy with a stick table, which counts by the field `x-user`.
 set -eu
-dir=$(mktemp -d)
+dir=$(mktemp -d -p "$FOLDER")
 table() { echo "type string len 64 size ${MAX_KEYS:-1m} expire ${1}ms store http_req_rate(${1}ms)"; }
 second='' track='' deny=''
 if [ -n "${LIMIT2:-}" ]; then

@@ -1,7 +1,7 @@
 #!/bin/sh
 # nginx with limit_req, which counts by the field `x-user`.
 set -eu
-dir=$(mktemp -d)
+dir=$(mktemp -d -p "$FOLDER")
 chmod 755 "$dir"
 # MAX_KEYS: a state takes 128 bytes, and a zone at least eight pages.
 zone=$((${MAX_KEYS:-80000} * 128))

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Traefik with the rateLimit middleware, which counts by the field `x-user`; in Redis if there is one.
 set -eu
-dir=$(mktemp -d)
+dir=$(mktemp -d -p "$FOLDER")
 limit() {
     echo "{ average: $1, period: ${2}ms, burst: $1, sourceCriterion: { requestHeaderName: x-user }${redis} }"
 }

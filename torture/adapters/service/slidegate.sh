@@ -2,7 +2,7 @@
 # The service, from a release build: `slidegate.sh http`, `resp` or `rls` is the protocol that has $PORT. `snapshot` is HTTP
 # with usage that is kept in a file.
 set -eu
-dir=$(mktemp -d)
+dir=$(mktemp -d -p "$FOLDER")
 # HTTP is always served.
 http='listen: 127.0.0.1:0' others=''
 case $1 in
