@@ -246,7 +246,8 @@ fn a_client_of_the_other_tests() {
         loop {
             round(&short, "t", Extent::Admitted(ADMITTED_EACH)).await;
             let leased: u64 = short.store().primary().stats().leases.values().map(|one| one.admitted).sum();
-            assert_eq!(mode == Mode::Leased, leased > 0, "{leased} admitted from leases");
+            // That leases of both keys admit some is what `leases.rs` demands of one process.
+            assert!(mode == Mode::Leased || leased == 0, "{leased} admitted from leases");
         }
     });
 }
