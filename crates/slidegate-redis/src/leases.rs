@@ -78,11 +78,12 @@ struct Lease {
 }
 
 /// A cost that was taken from a lease.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Taken {
     key: u128,
     id: u64,
     cost: u64,
+    counters: Arc<Counters>,
 }
 
 /// What a call does with leases.
@@ -146,17 +147,20 @@ impl Leases {
             taken.push(one);
             answers.push(decision);
         }
+        // Not before: counters only grow.
+        for Taken { counters, .. } in &taken {
+            counters.admitted.fetch_add(1, Ordering::Relaxed);
+        }
         Some(answers)
     }
 
     /// Returns what was taken to its leases. What a lease that has ended meanwhile was settled to includes it.
     fn put_back(&self, taken: &[Taken]) {
-        for Taken { key, id, cost } in taken {
+        for Taken { key, id, cost, .. } in taken {
             if let Some(known) = self.keys.set(lowest_bits(*key)).get_mut(*key)
                 && let Some(lease) = known.lease.as_mut().filter(|lease| lease.slice.id == *id)
             {
                 lease.slice.put_back(*cost);
-                lease.counters.admitted.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }
@@ -173,8 +177,8 @@ impl Leases {
             now_us
         });
         is_admitted.then(|| {
-            lease.counters.admitted.fetch_add(1, Ordering::Relaxed);
-            (Taken { key, id: lease.slice.id, cost }, lease.decision(cost, now_us))
+            let counters = Arc::clone(&lease.counters);
+            (Taken { key, id: lease.slice.id, cost, counters }, lease.decision(cost, now_us))
         })
     }
 

@@ -150,8 +150,8 @@ pub(crate) async fn wait<A: Asker>(
     let longest = begun + within.min(MAX_DEADLINE);
     let until = |place: &Place<A::Key>| place.within.map_or(longest, |own| longest.min(begun + own));
     let mut next = asker.queue_before(None);
-    // What the key that denied it last has told: asking again in that key's queue before is no use.
-    let mut told = None;
+    // The turn in the last denial, and when its key is asked again: asking in that key's queue before is no use.
+    let mut denial_turn = None;
     loop {
         let Some(place) = next else {
             // Nobody waits: asking needs no queue.
@@ -165,7 +165,7 @@ pub(crate) async fn wait<A: Asker>(
                     if let Some(cause) = denial.turn.is_late(within, left) {
                         return Err(Refused { cause, answer: Some(answer), queue: Some(denial.place.key) });
                     }
-                    told = denial.turn.not_before().map(|at| (at, denial.turn));
+                    denial_turn = denial.turn.not_before().map(|at| (at, denial.turn));
                     next = Some(denial.place);
                     continue;
                 }
@@ -173,7 +173,7 @@ pub(crate) async fn wait<A: Asker>(
         };
         let deadline = until(&place);
         let refused = |cause| Refused { cause, answer: None, queue: Some(place.key) };
-        let turn = told.map(|(_, turn)| turn);
+        let turn = denial_turn.map(|(_, turn)| turn);
         let waiter = asker.queues().enter(place, (within, deadline), turn).map_err(refused)?;
         let queue = &waiter.queue;
         let Ok(_head) = timeout_at(deadline, queue.head.lock()).await else {
@@ -183,7 +183,7 @@ pub(crate) async fn wait<A: Asker>(
             let queue = Arc::downgrade(queue);
             asker.watch(place.key, Arc::new(move || queue.upgrade().iter().for_each(|queue| queue.free())))
         });
-        queue.sleep_until_turn(told.take().map(|(at, _)| at), deadline).await;
+        queue.sleep_until_turn(denial_turn.take().map(|(at, _)| at), deadline).await;
         let mut denials = 0;
         next = loop {
             // Enabled before asking, so that no notification after the answer is missed.
@@ -210,7 +210,7 @@ pub(crate) async fn wait<A: Asker>(
                 return Err(Refused { cause, answer: Some(answer), queue: Some(denied.key) });
             }
             if denied.key != place.key {
-                told = turn.not_before().map(|at| (at, turn));
+                denial_turn = turn.not_before().map(|at| (at, turn));
                 break Some(denied);
             }
             queue.set(Some(turn), frees);
@@ -411,13 +411,13 @@ impl<K> WaitQueues<K> {
 }
 
 impl<K: Copy + Eq + Hash> WaitQueues<K> {
-    /// Joins a queue, unless as many wait as may, or it is certain that there is no turn before the deadline. The first one
-    /// brings what it was `told`, so that those behind it need not wait for its next answer to be denied.
+    /// Joins a queue, unless as many wait as may, or it is certain that there is no turn before the deadline. `turn` is from
+    /// the denial before: if the queue is empty, callers behind are denied by it until the head has asked again.
     fn enter(
         &self,
         place: Place<K>,
         (within, deadline): (Duration, Instant),
-        told: Option<Turn>,
+        turn: Option<Turn>,
     ) -> Result<Waiter<'_, K>, Cause> {
         let mut queues = self.lock();
         let before = queues.get(&place.key);
@@ -434,7 +434,7 @@ impl<K: Copy + Eq + Hash> WaitQueues<K> {
         }
         let waiters = queues.entry(place.key).or_default();
         if waiters.waiting == 0 {
-            waiters.queue.set(told, 0);
+            waiters.queue.set(turn, 0);
         }
         waiters.waiting += 1;
         waiters.share += place.share;
