@@ -2,6 +2,7 @@
 
 mod drivers;
 mod judge;
+mod part;
 mod record;
 mod report;
 mod schedule;
@@ -33,7 +34,7 @@ usage: torture TARGET... [options]      judges targets of targets/*.toml
   --json FILE         writes what was found
   --charts FILE       draws what was admitted over time (SVG)
 
-Ends with 1 if a target admitted more than it promises, denied what had room or told a wait
+Ends with 1 if a target admitted more than it promises, denied what had room or promised a wait
 that was too short; with 3 if something could not be judged or did not work.";
 
 #[derive(Debug, Default)]

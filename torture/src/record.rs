@@ -38,7 +38,7 @@ pub(crate) struct Row {
 /// What was found in one part.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Part {
-    pub(crate) name: crate::suite::Name,
+    pub(crate) name: crate::part::PartName,
     pub(crate) verdict: Verdict,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Figures {
     pub(crate) most: u64,
     /// Denials that were certainly wrong.
     pub(crate) wrong_denials: u64,
-    /// By how much a told wait was certainly too long, and too short, at most.
+    /// By how much a promised wait was certainly too long, and too short, at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) too_long_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -5,45 +5,45 @@ use std::fmt::Write as _;
 use plotters::prelude::*;
 
 use crate::Failed;
+use crate::part::PartName;
 use crate::record::{Chart, Figures, Record, Row, Verdict};
-use crate::suite::Name;
 use crate::target::Promise;
 
 /// What a cell of a table says of the parts of a row.
 struct Column {
     title: &'static str,
-    parts: &'static [Name],
+    parts: &'static [PartName],
     says: fn(&Figures) -> String,
 }
 
 const USE: &[Column] = &[
-    Column { title: "bursts", parts: &[Name::Bursts], says: over },
-    Column { title: "border", parts: &[Name::Border], says: over },
-    Column { title: "same instant", parts: &[Name::Instant], says: over },
-    Column { title: "64 callers", parts: &[Name::Callers], says: over },
-    Column { title: "costs", parts: &[Name::Costs], says: over },
-    Column { title: "two limits", parts: &[Name::Several], says: over },
-    Column { title: "3 instances", parts: &[Name::Instances], says: over },
+    Column { title: "bursts", parts: &[PartName::Bursts], says: over },
+    Column { title: "border", parts: &[PartName::Border], says: over },
+    Column { title: "same instant", parts: &[PartName::Instant], says: over },
+    Column { title: "64 callers", parts: &[PartName::Callers], says: over },
+    Column { title: "costs", parts: &[PartName::Costs], says: over },
+    Column { title: "two limits", parts: &[PartName::Several], says: over },
+    Column { title: "3 instances", parts: &[PartName::Instances], says: over },
     Column {
         title: "wrong denials",
-        parts: &[Name::Bursts, Name::Border, Name::Costs, Name::Instant, Name::Callers],
+        parts: &[PartName::Bursts, PartName::Border, PartName::Costs, PartName::Instant, PartName::Callers],
         says: wrong,
     },
-    Column { title: "denials charged", parts: &[Name::Denied, Name::Several], says: wrong },
-    Column { title: "wait too long", parts: &[Name::Waits], says: |of| milliseconds(of.too_long_ms) },
-    Column { title: "wait too short", parts: &[Name::Waits], says: |of| milliseconds(of.too_short_ms) },
+    Column { title: "denials charged", parts: &[PartName::Denied, PartName::Several], says: wrong },
+    Column { title: "wait too long", parts: &[PartName::Waits], says: |of| milliseconds(of.too_long_ms) },
+    Column { title: "wait too short", parts: &[PartName::Waits], says: |of| milliseconds(of.too_short_ms) },
 ];
 
 const FAULTS: &[Column] = &[
-    Column { title: "restart", parts: &[Name::Restart], says: over },
-    Column { title: "`kill -9`", parts: &[Name::Kill], says: over },
-    Column { title: "flood", parts: &[Name::Flood], says: over },
-    Column { title: "flood that drains", parts: &[Name::Drain], says: over },
-    Column { title: "newcomers denied", parts: &[Name::Flood, Name::Drain], says: wrong },
-    Column { title: "clock of the store", parts: &[Name::Step], says: over },
-    Column { title: "wrong denials by that", parts: &[Name::Step], says: wrong_of_limit },
-    Column { title: "store emptied", parts: &[Name::Emptied], says: over },
-    Column { title: "while it is away", parts: &[Name::Emptied], says: away },
+    Column { title: "restart", parts: &[PartName::Restart], says: over },
+    Column { title: "`kill -9`", parts: &[PartName::Kill], says: over },
+    Column { title: "flood", parts: &[PartName::Flood], says: over },
+    Column { title: "flood that drains", parts: &[PartName::Drain], says: over },
+    Column { title: "newcomers denied", parts: &[PartName::Flood, PartName::Drain], says: wrong },
+    Column { title: "clock of the store", parts: &[PartName::Step], says: over },
+    Column { title: "wrong denials by that", parts: &[PartName::Step], says: wrong_of_limit },
+    Column { title: "store emptied", parts: &[PartName::Emptied], says: over },
+    Column { title: "while it is away", parts: &[PartName::Emptied], says: away },
 ];
 
 fn over(figures: &Figures) -> String {
@@ -166,7 +166,7 @@ pub(crate) fn tables(record: &Record) -> String {
 pub(crate) fn page(template: &str, record: &Record) -> String {
     let mut text = template.replace("{TABLES}", tables(record).trim_end());
     let mut parts = String::new();
-    for name in Name::ALL {
+    for name in PartName::ALL {
         let _ = writeln!(parts, "- **{}:** {}.", name.title(), name.asks());
     }
     let mut rows = String::new();
@@ -209,7 +209,9 @@ fn exceptions(row: &Row) -> String {
         Verdict::NotJudged(because) | Verdict::Failed(because) => {
             Some(format!("{} ({because})", part.name.title()))
         }
-        Verdict::Judged(Figures { failed: 1.., error: Some(error), .. }) if part.name != Name::Emptied => {
+        Verdict::Judged(Figures { failed: 1.., error: Some(error), .. })
+            if part.name != PartName::Emptied =>
+        {
             Some(format!("{} ({error})", part.name.title()))
         }
         _ => None,

@@ -5,183 +5,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use crate::Failed;
 use crate::drivers::{Instance, Setting};
 use crate::judge::{Answer, Call, Limit, admitted_over_time, most_admitted, wrong_denials};
+use crate::part::{LIMIT, LONG, PartName, SEVERAL, SMALL, STEPPED};
 use crate::record::{Chart, Figures, Part, Row, Verdict};
 use crate::schedule::{self, History, Planned, Watch, at_once, bursts, callers, count, spread};
 use crate::servers::{Servers, can_step};
 use crate::target::{Ability, State, Target};
 
-/// The limit of most parts.
-const LIMIT: Limit = Limit { cost: 100, window: Duration::from_secs(1) };
-/// Where something is to happen within one window.
-const LONG: Limit = Limit { cost: 100, window: Duration::from_secs(10) };
-/// Where the clock of a store is stepped.
-const STEPPED: Limit = Limit { cost: 100, window: Duration::from_secs(2) };
-/// Two limits of which the second denies, and two of which the first one does.
-const SEVERAL: [[Limit; 2]; 2] = [
-    [LIMIT, Limit { cost: 20, window: Duration::from_secs(2) }],
-    [Limit { cost: 20, window: Duration::from_secs(1) }, Limit { cost: 30, window: Duration::from_secs(2) }],
-];
-/// Where many keys use up their limit.
-const SMALL: Limit = Limit { cost: 5, window: Duration::from_secs(10) };
 /// The most keys that a target keeps in floods.
 const MAX_KEYS: u64 = 1_000;
 /// A part is not judged where a thread that only sleeps was late by more.
 const STARVED: Duration = Duration::from_millis(40);
 /// How often a part that cannot be judged is begun again.
 const ATTEMPTS: u32 = 3;
-
-/// The parts, in the order of the page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Name {
-    Bursts,
-    Border,
-    Denied,
-    Waits,
-    Costs,
-    Instant,
-    Callers,
-    Several,
-    Flood,
-    Drain,
-    Restart,
-    Kill,
-    Instances,
-    Step,
-    Emptied,
-}
-
-impl Name {
-    pub(crate) const ALL: [Self; 15] = [
-        Self::Bursts,
-        Self::Border,
-        Self::Denied,
-        Self::Waits,
-        Self::Costs,
-        Self::Instant,
-        Self::Callers,
-        Self::Several,
-        Self::Flood,
-        Self::Drain,
-        Self::Restart,
-        Self::Kill,
-        Self::Instances,
-        Self::Step,
-        Self::Emptied,
-    ];
-
-    /// Its name in the tables.
-    pub(crate) fn title(self) -> &'static str {
-        match self {
-            Self::Bursts => "bursts",
-            Self::Border => "border",
-            Self::Denied => "denials charged",
-            Self::Waits => "wait too long, too short",
-            Self::Costs => "costs",
-            Self::Instant => "same instant",
-            Self::Callers => "64 callers",
-            Self::Several => "two limits",
-            Self::Flood => "flood",
-            Self::Drain => "flood that drains",
-            Self::Restart => "restart",
-            Self::Kill => "`kill -9`",
-            Self::Instances => "3 instances",
-            Self::Step => "clock of the store",
-            Self::Emptied => "store emptied",
-        }
-    }
-
-    /// Its name in keys.
-    pub(crate) fn word(self) -> String {
-        format!("{self:?}").to_lowercase()
-    }
-
-    /// What is asked, for the table's legend.
-    pub(crate) fn asks(self) -> &'static str {
-        match self {
-            Self::Bursts => "bursts of eight times the rate with pauses, at random for four windows",
-            Self::Border => {
-                "the limit just before and just after the border of an aligned window, and of one that begins with the first call"
-            }
-            Self::Denied => {
-                "the limit, then twice the rate of denied calls for one window, then the limit again"
-            }
-            Self::Waits => "a call at the time that a denial promised, and calls before it",
-            Self::Costs => "as bursts, with costs of 1 to 10",
-            Self::Instant => "twice the limit in the same instant, five times",
-            Self::Callers => "64 callers of one key, for two windows",
-            Self::Several => {
-                "two limits of which one denies: 100 in 1 s and 20 in 2 s, then 20 in 1 s and 30 in 2 s; calls that one denies must not be charged to the other"
-            }
-            Self::Flood => {
-                "20 keys at their limit, 10,000 other keys in a store of 1,000, then the 20 again (within 10 s)"
-            }
-            Self::Drain => {
-                "2,000 keys that use up a limit of 5 in a store of 1,000, then all of them again (within 10 s)"
-            }
-            Self::Restart => "the limit, SIGTERM, a start, the limit again (within 10 s)",
-            Self::Kill => "the same with SIGKILL",
-            Self::Instances => {
-                "three instances on one store, 16 callers each and bursts in turn, for two windows"
-            }
-            Self::Step => "the store's clock is stepped by 0.6 windows, forwards and back",
-            Self::Emptied => {
-                "the limit, the store is ended and comes back empty, the limit again (within 10 s)"
-            }
-        }
-    }
-
-    /// The parts that need one instance and a few seconds. They share it.
-    fn is_quick(self) -> bool {
-        matches!(
-            self,
-            Self::Bursts
-                | Self::Border
-                | Self::Denied
-                | Self::Waits
-                | Self::Costs
-                | Self::Instant
-                | Self::Callers
-        )
-    }
-
-    /// The parts that leave the machine to others: they are done at the same time.
-    fn is_quiet(self) -> bool {
-        self == Self::Several || self.is_quick() && !matches!(self, Self::Instant | Self::Callers)
-    }
-
-    /// The parts in which a limiter may lose what it keeps in memory, or its store.
-    pub(crate) fn is_fault(self) -> bool {
-        matches!(self, Self::Flood | Self::Drain | Self::Restart | Self::Kill | Self::Step | Self::Emptied)
-    }
-
-    fn limits(self) -> Vec<Limit> {
-        match self {
-            Self::Several => SEVERAL[0].to_vec(),
-            Self::Flood | Self::Restart | Self::Kill | Self::Emptied => vec![LONG],
-            Self::Drain => vec![SMALL],
-            Self::Step => vec![STEPPED],
-            _ => vec![LIMIT],
-        }
-    }
-
-    /// What a target must be able to do for it.
-    fn needs(self) -> Option<(Ability, &'static str)> {
-        match self {
-            Self::Waits => Some((Ability::Wait, "a denial says no wait")),
-            Self::Costs => Some((Ability::Cost, "every call costs 1")),
-            Self::Several => Some((Ability::Several, "a key has one limit")),
-            Self::Flood | Self::Drain => Some((Ability::MaxKeys, "the number of keys has no bound")),
-            _ => None,
-        }
-    }
-}
 
 /// A target that is being tortured.
 pub(crate) struct Torture<'a> {
@@ -201,25 +41,25 @@ impl Torture<'_> {
     pub(crate) async fn run(&self, is_quick: bool) -> Result<Row, Failed> {
         let servers = Servers::start(self.target.state, false).await?;
         let servers = servers.as_ref();
-        let shared = [self.start(Name::Bursts, servers).await?];
+        let shared = [self.start(PartName::Bursts, servers).await?];
         let (version, can) = (shared[0].version.clone(), shared[0].can.clone());
         // What quiet parts need is started before them: what starts is not quiet.
         let mut several = Vec::new();
-        if !is_quick && self.has_no(Name::Several, &can).is_none() {
+        if !is_quick && self.has_no(PartName::Several, &can).is_none() {
             for limits in SEVERAL {
-                several.extend(self.start_with(Name::Several, limits.to_vec(), servers).await.ok());
+                several.extend(self.start_with(PartName::Several, limits.to_vec(), servers).await.ok());
             }
         }
-        let part = async |name: Name| {
+        let part = async |name: PartName| {
             let started = match name {
-                Name::Several => &several[..],
+                PartName::Several => &several[..],
                 name if name.is_quick() => &shared,
                 _ => &[],
             };
             let (verdict, chart) = self.part(name, &can, servers, started).await;
             (Part { name, verdict }, chart)
         };
-        let names = Name::ALL.into_iter().filter(|name| !is_quick || name.is_quick());
+        let names = PartName::ALL.into_iter().filter(|name| !is_quick || name.is_quick());
         let (quiet, loud): (Vec<_>, Vec<_>) = names.partition(|name| name.is_quiet());
         let mut found = join_all(quiet.into_iter().map(&part)).await;
         for name in loud {
@@ -230,35 +70,37 @@ impl Torture<'_> {
         Ok(Row { target: self.target.clone(), version, can: can.clone(), parts, chart })
     }
 
-    fn has_no(&self, name: Name, can: &[Ability]) -> Option<&'static str> {
+    fn has_no(&self, name: PartName, can: &[Ability]) -> Option<&'static str> {
         if let Some((ability, because)) = name.needs()
             && !can.contains(&ability)
         {
             return Some(because);
         }
         match name {
-            Name::Instances | Name::Step | Name::Emptied if self.target.state == State::Memory => {
+            PartName::Instances | PartName::Step | PartName::Emptied
+                if self.target.state == State::Memory =>
+            {
                 Some("its state is in its own memory")
             }
-            Name::Flood | Name::Drain if self.target.state != State::Memory => {
+            PartName::Flood | PartName::Drain if self.target.state != State::Memory => {
                 Some("the number of keys has no bound")
             }
-            Name::Step if !can_step() => Some("libfaketime is not installed"),
+            PartName::Step if !can_step() => Some("libfaketime is not installed"),
             _ => None,
         }
     }
 
-    async fn start(&self, name: Name, servers: Option<&Servers>) -> Result<Arc<Instance>, Failed> {
+    async fn start(&self, name: PartName, servers: Option<&Servers>) -> Result<Arc<Instance>, Failed> {
         self.start_with(name, name.limits(), servers).await
     }
 
     async fn start_with(
         &self,
-        name: Name,
+        name: PartName,
         limits: Vec<Limit>,
         servers: Option<&Servers>,
     ) -> Result<Arc<Instance>, Failed> {
-        let max_keys = matches!(name, Name::Flood | Name::Drain).then_some(MAX_KEYS);
+        let max_keys = matches!(name, PartName::Flood | PartName::Drain).then_some(MAX_KEYS);
         let folder = self.kept.path().join(format!("{}-{}", name.word(), limits[0].cost));
         std::fs::create_dir_all(&folder)?;
         let setting = Setting { limits, max_keys, redis: servers.map(Servers::url), folder };
@@ -268,7 +110,7 @@ impl Torture<'_> {
     /// One part, again where it could not be judged.
     async fn part(
         &self,
-        name: Name,
+        name: PartName,
         can: &[Ability],
         servers: Option<&Servers>,
         started: &[Arc<Instance>],
@@ -299,11 +141,12 @@ impl Torture<'_> {
                 continue;
             }
             let step_ms = 20;
-            let chart = history.into_values().next().filter(|_| name == Name::Bursts).map(|calls| Chart {
-                step_ms,
-                limit: LIMIT.cost,
-                admitted: admitted_over_time(&calls, LIMIT, Duration::from_millis(step_ms)),
-            });
+            let chart =
+                history.into_values().next().filter(|_| name == PartName::Bursts).map(|calls| Chart {
+                    step_ms,
+                    limit: LIMIT.cost,
+                    admitted: admitted_over_time(&calls, LIMIT, Duration::from_millis(step_ms)),
+                });
             return (Verdict::Judged(figures), chart);
         }
         (Verdict::NotJudged(because), None)
@@ -311,7 +154,7 @@ impl Torture<'_> {
 
     async fn try_part(
         &self,
-        name: Name,
+        name: PartName,
         prefix: &str,
         servers: Option<&Servers>,
         started: &[Arc<Instance>],
@@ -327,45 +170,45 @@ impl Torture<'_> {
         let mut figures = Figures::default();
         let ms = Duration::from_millis;
         let history = match name {
-            Name::Bursts => {
+            PartName::Bursts => {
                 let plan = ["a", "b"]
                     .iter()
                     .flat_map(|of| bursts(&mut random, &key(of), LIMIT, 4 * LIMIT.window, 1))
                     .collect();
                 schedule::run(alone, plan).await
             }
-            Name::Costs => {
+            PartName::Costs => {
                 let plan = ["a", "b"]
                     .iter()
                     .flat_map(|of| bursts(&mut random, &key(of), LIMIT, 4 * LIMIT.window, 10))
                     .collect();
                 schedule::run(alone, plan).await
             }
-            Name::Border => schedule::run(alone, border(&key("aligned"), &key("first"))).await,
-            Name::Denied => {
+            PartName::Border => schedule::run(alone, border(&key("aligned"), &key("first"))).await,
+            PartName::Denied => {
                 let (of, window) = (key("a"), LIMIT.window);
                 let plan = at_once(&of, Duration::ZERO, LIMIT.cost)
                     .chain(spread(&of, ms(20), window, 2 * LIMIT.cost))
                     .chain(at_once(&of, window + window / 10, LIMIT.cost));
                 schedule::run(alone, plan.collect()).await
             }
-            Name::Waits => {
+            PartName::Waits => {
                 let (history, too_long, too_short) = waits(&own, prefix, &mut random).await;
                 figures.too_long_ms = Some(too_long.as_secs_f64() * 1e3);
                 figures.too_short_ms = Some(too_short.as_secs_f64() * 1e3);
                 history
             }
-            Name::Instant => {
+            PartName::Instant => {
                 let keys: Vec<String> = (0..5).map(|of| key(&of.to_string())).collect();
                 let plan =
                     keys.iter().zip(0..).flat_map(|(of, at)| at_once(of, ms(100) * at, 2 * LIMIT.cost));
                 schedule::run(alone, plan.collect()).await
             }
-            Name::Callers => {
+            PartName::Callers => {
                 let calls = callers(alone, 64, &key("a"), 2 * LIMIT.window, ms(2)).await;
                 History::from([(key("a"), calls)])
             }
-            Name::Several => {
+            PartName::Several => {
                 let other = match started.get(1) {
                     Some(instance) => Arc::clone(instance),
                     None => self.start_with(name, SEVERAL[1].to_vec(), servers).await?,
@@ -380,31 +223,31 @@ impl Torture<'_> {
                 history.extend(of_first);
                 return Ok((found, history));
             }
-            Name::Flood => {
+            PartName::Flood => {
                 let victims: Vec<String> = (0..20).map(|of| key(&format!("victim{of}"))).collect();
                 let used = || victims.iter().flat_map(|of| at_once(of, Duration::ZERO, LONG.cost)).collect();
                 let flood = (0..10 * MAX_KEYS).map(|of| once(key(&of.to_string()))).collect();
                 in_turn(&own, vec![used(), flood, used()]).await
             }
-            Name::Drain => {
+            PartName::Drain => {
                 let keys: Vec<String> = (0..2 * MAX_KEYS).map(|of| key(&of.to_string())).collect();
                 let used = || keys.iter().flat_map(|of| at_once(of, Duration::ZERO, SMALL.cost)).collect();
                 in_turn(&own, vec![used(), used()]).await
             }
-            Name::Restart | Name::Kill => {
+            PartName::Restart | PartName::Kill => {
                 let of = key("a");
                 let used = || vec![at_once(&of, Duration::ZERO, LONG.cost).collect()];
                 let start = Instant::now();
                 let mut history = in_turn(&own, used()).await;
                 if let Some(own) = Arc::into_inner(own) {
-                    own.end(name == Name::Kill).await;
+                    own.end(name == PartName::Kill).await;
                 }
                 let again = self.start(name, servers).await?;
                 let shift = start.elapsed();
                 add(&mut history, in_turn(&again, used()).await, shift);
                 return Ok((judged(figures, &history, &limits), history));
             }
-            Name::Instances => {
+            PartName::Instances => {
                 let others = [self.start(name, servers).await?, self.start(name, servers).await?];
                 let instances = [own.clone(), others[0].clone(), others[1].clone()];
                 let (crowded, burst) = (key("crowded"), key("bursts"));
@@ -416,12 +259,12 @@ impl Torture<'_> {
                 history.insert(crowded, calls);
                 history
             }
-            Name::Step => {
+            PartName::Step => {
                 let servers = Servers::start(self.target.state, true).await?;
                 let own = self.start(name, servers.as_ref()).await?;
                 step(&own, servers.as_ref().ok_or("it has no store")?, &key("forwards"), &key("back")).await?
             }
-            Name::Emptied => {
+            PartName::Emptied => {
                 let (history, away) = emptied(&own, servers.ok_or("it has no store")?, prefix).await?;
                 figures.away = Some(away);
                 history
@@ -449,8 +292,8 @@ fn border(aligned: &str, first: &str) -> Vec<Planned> {
     plan.collect()
 }
 
-/// Fills keys until they are denied, and asks again: some at the time that the denial told, some all the time before.
-/// Also the most by which a told wait was too long and too short.
+/// Fills keys until they are denied, and asks again: some after the wait that the denial promised, some all the time before.
+/// Also the most by which a promised wait was too long and too short.
 async fn waits(
     instance: &Arc<Instance>,
     prefix: &str,
@@ -483,15 +326,15 @@ async fn wait(
     let mut calls = Vec::new();
     // Rests of a burst are denied before much of the window has passed.
     let pause = window.mul_f64(0.3) / 100;
-    let (mut told, mut was_denied, mut too_long, mut too_short) =
+    let (mut promised, mut was_denied, mut too_long, mut too_short) =
         (None, None, Duration::ZERO, Duration::ZERO);
     while start.elapsed() < 4 * window {
         let (sent, answered, answer) = instance.ask(key, 1).await;
         let (sent, answered) = (sent - start, answered - start);
         calls.push(Call { sent, answered, cost: 1, answer: answer.clone() });
-        match (answer, told) {
+        match (answer, promised) {
             (Answer::Denied(Some(wait)), None) => {
-                told = Some((sent + wait, answered + wait));
+                promised = Some((sent + wait, answered + wait));
                 if !is_early {
                     sleep(
                         (start + answered + wait + Duration::from_millis(2))
@@ -509,7 +352,7 @@ async fn wait(
             }
             _ => {}
         }
-        sleep(if told.is_some() { window / 200 } else { pause.mul_f64(2.0 * random.f64()) }).await;
+        sleep(if promised.is_some() { window / 200 } else { pause.mul_f64(2.0 * random.f64()) }).await;
     }
     (calls, too_long, too_short)
 }

@@ -131,7 +131,7 @@ pub(crate) struct Rls {
     pub(crate) entries: Vec<(String, String)>,
 }
 
-/// The unit of a number that tells a wait.
+/// The unit of a wait in an answer.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Unit {

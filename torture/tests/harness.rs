@@ -92,7 +92,7 @@ fn two_runs_of_one_seed_agree() {
 
 /// A tool that is stopped all the time can judge nothing, and must not call a right limiter wrong.
 #[test]
-fn a_starved_machine_is_told_from_a_wrong_limiter() {
+fn a_starved_machine_is_not_called_a_wrong_limiter() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("record.json");
     let mut child =
@@ -123,6 +123,7 @@ fn what_cannot_be_run_is_said() {
         (vec![], "name a target"),
         (vec!["nginx"], "no target \"nginx\""),
         (vec!["absent", "--suite", "quick"], "nothing was judged; these did not start: absent"),
+        (vec!["noisy"], "its first line is \"hello\""),
         (vec!["ideal", "--suite", "some"], "use quick or full"),
         (vec!["ideal", "--folder", "/nowhere"], "/nowhere"),
         (vec!["--page", "/nowhere"], "--template"),

@@ -202,17 +202,17 @@ def slidegate_with(shared=False, asynchronous=False):
     else:
         limiter = slidegate.Limiter(policies[0]["quota"], max_keys=MAX_KEYS)
 
-    def told(decision):
+    def answer_of(decision):
         wait = decision.retry_after
         return answer(decision.allowed, None if wait is None else wait / timedelta(milliseconds=1))
 
     def check(key, cost):
         if shared:
-            return told(gate.check_sync({"user": key}, cost=cost))
-        return told(gate.check({"user": key}, cost=cost) if SECOND else limiter.check(key, cost))
+            return answer_of(gate.check_sync({"user": key}, cost=cost))
+        return answer_of(gate.check({"user": key}, cost=cost) if SECOND else limiter.check(key, cost))
 
     async def check_async(key, cost):
-        return told(await gate.check({"user": key}, cost=cost)) if shared else check(key, cost)
+        return answer_of(await gate.check({"user": key}, cost=cost)) if shared else check(key, cost)
 
     can = ["cost", "wait", "several"] + ([] if shared else ["max_keys"])
     return "slidegate", can, check_async if asynchronous else check

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 type Logs = Mutex<HashMap<String, VecDeque<(Instant, u64)>>>;
 
 struct Limiter {
-    /// `ideal`, `fixed` (aligned windows), `charges` (denied calls, too), `races` (reads, then writes) or `hurries` (tells
+    /// `ideal`, `fixed` (aligned windows), `charges` (denied calls, too), `races` (reads, then writes) or `hurries` (promises
     /// half of the wait).
     kind: String,
     limits: Vec<(u64, Duration)>,

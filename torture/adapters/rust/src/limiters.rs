@@ -33,7 +33,7 @@ const COST_WAIT: &[&str] = &["cost", "wait"];
 const COST_WAIT_KEYS: &[&str] = &["cost", "wait", "max_keys"];
 const COST_WAIT_SEVERAL: &[&str] = &["cost", "wait", "several"];
 
-/// A limiter of either version of tower-resilience. It has no keys and tells no wait. A request waits for a permit up to
+/// A limiter of either version of tower-resilience. It has no keys and reports no wait. A request waits for a permit up to
 /// `timeout_duration`, here the default.
 macro_rules! tower_resilience_layer {
     ($layer:ident, $setup:ident, $algorithm:ident($value:expr), $($ok:tt)?) => {{
