@@ -295,6 +295,7 @@ export class Gate {
 export interface SharedGateOptions {
   /** The longest a decision waits for Redis. Default: 50. */
   deadlineMs?: number;
+  /** The longest that connecting takes. Default: 250, or `deadlineMs` if that is longer. */
   connectTimeoutMs?: number;
   /** To each node. */
   connections?: number;

@@ -50,8 +50,7 @@ fn gate(url: &str) -> Result<SharedGate<FallbackStore<RedisStore>>, String> {
     // The machine is loaded on purpose: a decision may take long, and must not be missing.
     let options = RedisOptions::new(url)
         .map_err(|error| error.to_string())?
-        .with_deadline(Duration::from_secs(30))
-        .with_connect_timeout(Duration::from_secs(10));
+        .with_deadline(Duration::from_secs(30));
     let store = RedisStore::new(options).map_err(|error| error.to_string())?;
     SharedGate::with_store(policies, FallbackStore::new(store)).map_err(|error| error.to_string())
 }

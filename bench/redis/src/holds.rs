@@ -67,7 +67,7 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
 pub(crate) fn gate(server: &Server) -> Result<Arc<RedisGate>, Failed> {
     let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
     let policies = PolicySet::new([Policy::new("bench", quota)?.with_scope(["user"])])?;
-    let redis = RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
+    let redis = RedisOptions::new(&server.url())?.with_deadline(DEADLINE);
     let redis = redis.without_batching().without_denial_cache();
     Ok(Arc::new(SharedGate::new(policies, RedisStore::new(redis)?)?))
 }

@@ -227,7 +227,7 @@ pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Resu
     };
     let policies = PolicySet::new(quotas.iter().enumerate().map(policy).collect::<Result<Vec<_>, _>>()?)?;
     let mut options =
-        RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
+        RedisOptions::new(&server.url())?.with_deadline(DEADLINE);
     if !habits.coalesces {
         options = options.without_batching();
     }

@@ -76,7 +76,7 @@ for (const store of ["memory", "redis"]) {
     const source = readFileSync(existsSync(example) ? example : new URL("../example/app.mjs", import.meta.url), "utf8");
     const file = new URL(`example-${store}.mjs`, import.meta.url);
     // A slow machine must not make it fail.
-    writeFileSync(file, source.replace("(REDIS_URL, POLICIES)", "(REDIS_URL, POLICIES, { deadlineMs: 5000, connectTimeoutMs: 5000 })"));
+    writeFileSync(file, source.replace("(REDIS_URL, POLICIES)", "(REDIS_URL, POLICIES, { deadlineMs: 5000 })"));
     const { child, closed, output, errors } = run(file, { PORT: "0", REDIS_URL: store === "redis" ? redis.url : "" });
     try {
       for (let i = 0; i < 200 && !output().includes("http://") && child.exitCode === null; i++) await sleep(50);

@@ -13,7 +13,7 @@ const policies = (onStoreError = "local") => [
   { name: "tokens", scope: ["team"], quota: "1000/1m", on_store_error: onStoreError },
 ];
 // A busy machine needs longer than the default of 50 ms.
-const patient = { deadlineMs: 5000, connectTimeoutMs: 5000 };
+const patient = { deadlineMs: 5000 };
 const redis = await startRedis();
 
 test("gates, processes and the service share one limit", async () => {
@@ -28,7 +28,7 @@ store: { redis: "${redis.url}", deadline: 5s }
   assert.deepEqual(decisions.map((decision) => decision.used), [1, 2, 3, 4, 5, 6, 7, 8]);
   const other = await (await fetch(`${service.url}/v1/check?user=alice`)).json();
   assert.equal(other.used, 9);
-  const program = `import { SharedGate } from "slidegate"; const gate = new SharedGate(${JSON.stringify(redis.url)}, ${JSON.stringify(policies())}, { deadlineMs: 5000, connectTimeoutMs: 5000 }); console.log((await gate.check({ user: "alice" })).used)`;
+  const program = `import { SharedGate } from "slidegate"; const gate = new SharedGate(${JSON.stringify(redis.url)}, ${JSON.stringify(policies())}, { deadlineMs: 5000 }); console.log((await gate.check({ user: "alice" })).used)`;
   const { stdout } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", program], { cwd: new URL("..", import.meta.url) });
   assert.equal(stdout.trim(), "10");
   const denied = await one.check({ user: "alice" });
@@ -125,7 +125,7 @@ test("without a server, checks are decided, and nothing is started until then", 
 test("process.exit with calls in flight ends the process", async () => {
   const program = `
     import { SharedGate } from "slidegate";
-    const gate = new SharedGate(${JSON.stringify(redis.url)}, ${JSON.stringify(policies())}, { deadlineMs: 5000, connectTimeoutMs: 5000 });
+    const gate = new SharedGate(${JSON.stringify(redis.url)}, ${JSON.stringify(policies())}, { deadlineMs: 5000 });
     for (let i = 0; i < 50; i++) gate.check({ user: "exit" + i });
     setImmediate(() => process.exit(7));
   `;

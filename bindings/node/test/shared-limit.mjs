@@ -6,7 +6,7 @@
 import { SharedGate } from "slidegate";
 
 const [url, policies, seconds] = process.argv.slice(2);
-const gate = new SharedGate(url, policies, { deadlineMs: 5000, connectTimeoutMs: 5000 });
+const gate = new SharedGate(url, policies, { deadlineMs: 5000 });
 const nowUs = () => Math.round((performance.timeOrigin + performance.now()) * 1000);
 const until = nowUs() + Number(seconds) * 1e6;
 const lines = [];

@@ -61,12 +61,12 @@ test("threads with shared gates come and go", async () => {
   const code = (user) => `
     import { parentPort } from "node:worker_threads";
     import { SharedGate } from "slidegate";
-    const gate = new SharedGate("${redis.url}", [{ name: "u", scope: ["user"], quota: "1000/1m" }], { deadlineMs: 5000, connectTimeoutMs: 5000 });
+    const gate = new SharedGate("${redis.url}", [{ name: "u", scope: ["user"], quota: "1000/1m" }], { deadlineMs: 5000 });
     const all = await Promise.all(Array.from({ length: 20 }, () => gate.check({ user: "${user}" })));
     parentPort.postMessage(all.filter((one) => one.source === "store").length);
   `;
   for (let round = 0; round < 3; round++) assert.deepEqual(await Promise.all([inThread(code("a")), inThread(code("b"))]), [20, 20]);
-  const gate = new SharedGate(redis.url, [{ name: "u", scope: ["user"], quota: "1000/1m" }], { deadlineMs: 5000, connectTimeoutMs: 5000 });
+  const gate = new SharedGate(redis.url, [{ name: "u", scope: ["user"], quota: "1000/1m" }], { deadlineMs: 5000 });
   assert.equal((await gate.peek({ user: "a" })).used, 60);
 });
 
@@ -75,7 +75,7 @@ test("a thread that is terminated with calls in flight does not take the process
   const code = `
     import { Worker } from "node:worker_threads";
     const code = \`import { SharedGate } from "${INDEX}"; import { parentPort } from "node:worker_threads";
-      const gate = new SharedGate("${redis.url}", [{ name: "u", scope: ["user"], quota: "1000/1m" }], { deadlineMs: 5000, connectTimeoutMs: 5000 });
+      const gate = new SharedGate("${redis.url}", [{ name: "u", scope: ["user"], quota: "1000/1m" }], { deadlineMs: 5000 });
       await gate.check({ user: "a" });
       for (let i = 0; i < 200; i++) gate.check({ user: "a" + i });
       parentPort.postMessage(1);
@@ -115,7 +115,7 @@ test("a thread that is terminated while calls wait does not take the process wit
     import { Worker } from "node:worker_threads";
     const code = \`import { Gate, SharedGate } from "${INDEX}"; import { parentPort } from "node:worker_threads";
       const policies = [{ name: "u", scope: ["user"], quota: "1/10m" }];
-      const gates = [new Gate(policies), new SharedGate("${redis.url}", policies, { deadlineMs: 5000, connectTimeoutMs: 5000 })];
+      const gates = [new Gate(policies), new SharedGate("${redis.url}", policies, { deadlineMs: 5000 })];
       for (const gate of gates) {
         await gate.acquire({ user: "a" });
         for (let i = 0; i < 200; i++) gate.acquire({ user: "a" }, { timeoutMs: 3_600_000 });
@@ -181,7 +181,7 @@ test("processes of a cluster count alone with a Limiter and together with a Shar
       cluster.on("exit", () => { if (++ended === 2) console.log(JSON.stringify({ alone: results.reduce((n, one) => n + one.alone, 0), together: results.reduce((n, one) => n + one.together, 0) })); });
     } else {
       const limiter = new Limiter("10/1h");
-      const gate = new SharedGate("${redis.url}", [{ name: "all", quota: "10/1h" }], { deadlineMs: 5000, connectTimeoutMs: 5000 });
+      const gate = new SharedGate("${redis.url}", [{ name: "all", quota: "10/1h" }], { deadlineMs: 5000 });
       let alone = 0, together = 0;
       for (let i = 0; i < 20; i++) {
         if (limiter.allows("a")) alone += 1;

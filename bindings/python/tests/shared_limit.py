@@ -26,7 +26,7 @@ async def ask(gate: SharedGate, until: int) -> None:
 
 
 async def main(url: str, policies: str, seconds: str) -> None:
-    gate = SharedGate(url, policies, deadline=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
+    gate = SharedGate(url, policies, deadline=timedelta(seconds=5))
     until = now_us() + int(seconds) * 1_000_000
     await asyncio.gather(*(ask(gate, until) for _ in range(8)))
 

@@ -87,7 +87,7 @@ import os
 from datetime import timedelta
 from slidegate import SharedGate
 from slidegate.wsgi import RateLimit
-gate = SharedGate("{redis.url}", [{{"name": "all", "quota": "20/1m"}}], deadline=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
+gate = SharedGate("{redis.url}", [{{"name": "all", "quota": "20/1m"}}], deadline=timedelta(seconds=5))
 assert gate.check_sync({{}}).used == 1  # used before the fork
 def pid(environ, start_response):
     start_response("200 OK", [("content-type", "text/plain")])

@@ -72,7 +72,7 @@ def client_of(app, peer="192.0.2.7"):
 def limit(request):
     """Everything that can limit, each with two requests in a minute."""
     if request.param == "shared":
-        return SharedGate(request.getfixturevalue("redis").url, PER_IP, deadline=PATIENT, connect_timeout=PATIENT)
+        return SharedGate(request.getfixturevalue("redis").url, PER_IP, deadline=PATIENT)
     if request.param == "service":
         service = request.getfixturevalue("service_per_ip")
         return AsyncClient(service.url, timeout=5)
@@ -222,7 +222,7 @@ def test_a_request_that_is_cancelled_is_settled():
 
 def test_a_long_stream_is_kept_held_and_settled_in_parts(redis):
     policies = [{"name": "streams", "scope": ["team"], "in_flight": 1, "lease": "1s"}, PER_USER[1]]
-    gate = SharedGate(redis.url, policies, deadline=PATIENT, connect_timeout=PATIENT)
+    gate = SharedGate(redis.url, policies, deadline=PATIENT)
 
     async def main():
         async def app(scope, receive, send):
@@ -308,7 +308,7 @@ def test_wsgi_limits_flask(make):
 
 
 def test_wsgi_over_the_service_and_a_shared_gate(service_per_ip, redis):
-    for limit in (Client(service_per_ip.url, timeout=5), SharedGate(redis.url, PER_IP, deadline=PATIENT, connect_timeout=PATIENT)):
+    for limit in (Client(service_per_ip.url, timeout=5), SharedGate(redis.url, PER_IP, deadline=PATIENT)):
         app = slidegate.wsgi.RateLimit(lambda environ, start: (start("200 OK", []), [b"x"])[1], limit)
         statuses = []
         for path in ("/", "/\xff", "/"):

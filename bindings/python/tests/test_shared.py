@@ -23,12 +23,12 @@ ALICE = {"user": "alice"}
 
 @pytest.fixture
 def gate(redis):
-    return SharedGate(redis.url, POLICIES, deadline=PATIENT, connect_timeout=PATIENT)
+    return SharedGate(redis.url, POLICIES, deadline=PATIENT)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_gates_share_one_limit_in_event_loops_and_threads(redis, run):
-    first, second = (SharedGate(redis.url, POLICIES, deadline=PATIENT, connect_timeout=PATIENT) for _ in range(2))
+    first, second = (SharedGate(redis.url, POLICIES, deadline=PATIENT) for _ in range(2))
 
     async def main():
         decisions = await asyncio.gather(*(gate.check(ALICE) for gate in (first, second) for _ in range(50)))
@@ -129,8 +129,8 @@ def test_a_result_for_a_closed_event_loop_is_dropped(redis, gate):
 
 
 def test_reservations_are_settled_by_any_process(redis):
-    gate = SharedGate(redis.url, TOKENS, deadline=PATIENT, connect_timeout=PATIENT)
-    other = SharedGate(redis.url, TOKENS, deadline=PATIENT, connect_timeout=PATIENT)
+    gate = SharedGate(redis.url, TOKENS, deadline=PATIENT)
+    other = SharedGate(redis.url, TOKENS, deadline=PATIENT)
 
     async def main():
         async with await gate.reserve(ALICE, cost=600) as reservation:
@@ -290,7 +290,7 @@ def test_busy_threads_do_not_make_calls_late(redis, gate):
     for thread in threads:
         thread.start()
     try:
-        strict = SharedGate(redis.url, [{"name": "p", "scope": ["user"], "quota": "100000/1m"}], deadline=PATIENT, connect_timeout=PATIENT)
+        strict = SharedGate(redis.url, [{"name": "p", "scope": ["user"], "quota": "100000/1m"}], deadline=PATIENT)
         strict.check_sync(ALICE)
 
         async def main():
@@ -316,7 +316,7 @@ def test_a_panic_is_an_ordinary_exception():
 
 def test_redis_is_of_this_test_only(tmp_path):
     redis = Redis(tmp_path)
-    gate = SharedGate(redis.url, POLICIES, deadline=PATIENT, connect_timeout=PATIENT)
+    gate = SharedGate(redis.url, POLICIES, deadline=PATIENT)
     assert gate.check_sync(ALICE).used == 1
     redis.stop()
     assert gate.check_sync(ALICE).error.code == "store"

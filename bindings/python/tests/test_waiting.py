@@ -103,7 +103,7 @@ class Shared(Row):
         self.redis = request.getfixturevalue("redis")
 
     def _make(self, policies, **options):
-        return SharedGate(self.redis.url, policies, deadline=PATIENT, connect_timeout=PATIENT, **options)
+        return SharedGate(self.redis.url, policies, deadline=PATIENT, **options)
 
 
 class Served(Row):
@@ -254,7 +254,7 @@ def of_one(request):
     if request.param == "gate":
         limit = Gate(policies)
         return limit, ALICE, lambda: limit.refund(ALICE)
-    limit = SharedGate(request.getfixturevalue("redis").url, policies, deadline=PATIENT, connect_timeout=PATIENT)
+    limit = SharedGate(request.getfixturevalue("redis").url, policies, deadline=PATIENT)
     return limit, ALICE, lambda: limit.refund_sync(ALICE)
 
 
@@ -332,7 +332,7 @@ def test_a_block_holds_its_place_until_it_ends(kind, request):
         gate = Gate(policies)
         held = lambda: gate.peek(ALICE).held  # noqa: E731
     else:
-        gate = SharedGate(request.getfixturevalue("redis").url, policies, deadline=PATIENT, connect_timeout=PATIENT)
+        gate = SharedGate(request.getfixturevalue("redis").url, policies, deadline=PATIENT)
         held = lambda: gate.peek_sync(ALICE).held  # noqa: E731
     running = []
 
@@ -414,7 +414,7 @@ WAITS = {
     "gate": 'limit = slidegate.Gate([{"name": "a", "quota": "1/1h"}]); key = {}; peek = limit.peek; limit.check(key)',
     "shared": """
 patient = slidegate.gate.timedelta(seconds=5)
-limit = slidegate.SharedGate(sys.argv[1], [{"name": "a", "quota": "1/1h"}], deadline=patient, connect_timeout=patient)
+limit = slidegate.SharedGate(sys.argv[1], [{"name": "a", "quota": "1/1h"}], deadline=patient)
 key = {}; peek = limit.peek_sync
 limit.check_sync(key)
 """,

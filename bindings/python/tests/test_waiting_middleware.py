@@ -89,7 +89,7 @@ def limits(request):
         gate = Gate(POLICIES)
         return gate, gate, lambda verb: getattr(gate, verb)({"ip": IP}), lambda: gate.waiting
     url = request.getfixturevalue("redis").url
-    gate = SharedGate(url, POLICIES, deadline=PATIENT, connect_timeout=PATIENT)
+    gate = SharedGate(url, POLICIES, deadline=PATIENT)
     return gate, gate, lambda verb: getattr(gate, f"{verb}_sync")({"ip": IP}), lambda: gate.waiting
 
 

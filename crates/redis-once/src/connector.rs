@@ -81,7 +81,7 @@ impl Connector {
             opener,
             greeting: greeting(options, serves),
             resp2_only: AtomicBool::new(options.resp2_only),
-            timeout: options.connect_timeout,
+            timeout: options.connect_timeout(),
             tls: options.tls,
         })
     }

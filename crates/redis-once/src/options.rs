@@ -26,8 +26,9 @@ pub struct Options {
     pub database: u32,
     /// Maximum duration of a whole call, including queueing.
     pub deadline: Duration,
-    /// Maximum duration of one connection attempt, including TLS and greeting.
-    pub connect_timeout: Duration,
+    /// Maximum duration of one connection attempt, including TLS and greeting. `None`: 250 ms, or `deadline` if
+    /// that is longer.
+    pub connect_timeout: Option<Duration>,
     /// Connections to each node, 1 to 16.
     pub connections: u8,
     /// Whether to use RESP2 without trying RESP3 first.
@@ -141,7 +142,7 @@ impl Options {
             sentinel_credentials: Credentials::default(),
             database: 0,
             deadline: Duration::from_millis(50),
-            connect_timeout: Duration::from_millis(250),
+            connect_timeout: None,
             connections: 1,
             resp2_only: false,
             ca_certificates: None,
@@ -150,13 +151,20 @@ impl Options {
         }
     }
 
+    /// [`connect_timeout`](Self::connect_timeout) or its default.
+    #[must_use]
+    pub fn connect_timeout(&self) -> Duration {
+        self.connect_timeout.unwrap_or(self.deadline.max(Duration::from_millis(250)))
+    }
+
     /// Validates ranges, and that certificates are only used with TLS. [`Client::new`](crate::Client::new)
     /// does this too.
     ///
     /// # Errors
     /// A time or number out of its range, or certificates without TLS.
     pub fn check(&self) -> Result<(), InvalidOptions> {
-        let waits = [("deadline", self.deadline, "50ms"), ("connect timeout", self.connect_timeout, "250ms")];
+        let waits =
+            [("deadline", self.deadline, "50ms"), ("connect timeout", self.connect_timeout(), "250ms")];
         for (name, wait, example) in waits {
             if wait < Duration::from_millis(1) || wait > MAX_TIMEOUT {
                 return Err(InvalidOptions::new(format!(

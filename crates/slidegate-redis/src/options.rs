@@ -148,10 +148,10 @@ impl RedisOptions {
     /// Sets the maximum duration of connecting. Decisions do not wait for it past their own
     /// deadline.
     ///
-    /// 1 ms to 60 s. Default: 250 ms.
+    /// 1 ms to 60 s. Default: 250 ms, or the deadline if that is longer.
     #[must_use]
     pub fn with_connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self { connection: Options { connect_timeout, ..self.connection }, ..self }
+        Self { connection: Options { connect_timeout: Some(connect_timeout), ..self.connection }, ..self }
     }
 
     /// Sets the number of connections per node, used in turn.

@@ -18,7 +18,7 @@ use crate::store::{RedisStore, store_failure};
 
 impl RedisStore {
     async fn ping_masters(&self) -> Result<(), Failure> {
-        let deadline = self.calls.deadline() + self.options.connection.connect_timeout;
+        let deadline = self.calls.deadline() + self.options.connection.connect_timeout();
         let ping = |_: &str| Some(redis::cmd("PING"));
         let answers = self.calls.client.on_each_master(ping, ReplyBound::SMALL, deadline).await;
         let counted = |failure: &Failure| self.calls.client.count(failure);

@@ -21,7 +21,7 @@ const PATIENT: Duration = Duration::from_secs(10);
 /// A gate over this store with a limit of ten per address.
 fn gate(url: &str) -> RedisGate {
     let policies = PolicySet::new([policy("per-ip", "10/1h").with_scope(["ip"])]).unwrap();
-    let options = RedisOptions::new(url).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
+    let options = RedisOptions::new(url).unwrap().with_deadline(PATIENT);
     SharedGate::new(policies, RedisStore::new(options).unwrap()).unwrap()
 }
 
@@ -188,8 +188,7 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
     let jobs =
         Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap().with_counts(Counts::Requests);
     let policies = PolicySet::new([policy("requests", "10/1h").with_counts(Counts::Requests), jobs]).unwrap();
-    let options =
-        RedisOptions::new(&redis.url()).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
+    let options = RedisOptions::new(&redis.url()).unwrap().with_deadline(PATIENT);
     let gate = SharedGate::new(policies, RedisStore::new(options).unwrap()).unwrap();
     let state = || async {
         let request = Asked::new();

@@ -42,10 +42,9 @@ pub(crate) fn named(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_day(limit)).unwrap().with_scope(["user"])
 }
 
-/// Options for a store that replies, or fails without being waited for. A loaded machine may take
-/// longer to connect than the second that is the default.
+/// Options for a store that replies, or fails without being waited for.
 pub(crate) fn options(url: &str) -> RedisOptions {
-    RedisOptions::new(url).unwrap().with_deadline(LATER).with_connect_timeout(LATER)
+    RedisOptions::new(url).unwrap().with_deadline(LATER)
 }
 
 /// Options for a store that keeps callers waiting until their deadline. Replies may miss it on a

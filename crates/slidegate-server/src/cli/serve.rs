@@ -171,7 +171,8 @@ async fn serve(
     tasks.spawn(notifier.clone().follow_status());
     tasks.spawn(notifier.clone().feed_watchdog());
     let stop = stop(signals, demo, &notifier, &app, (drain, end), &shutdown);
-    let mut unfinished = listener.serve(Arc::new(http), &workers, &app.connections, stop, grace).await;
+    let mut unfinished =
+        listener.serve(Arc::new(http), &workers, Arc::clone(&app.connections), stop, grace).await;
     for port in served {
         unfinished += port.await.unwrap_or_default();
     }

@@ -35,9 +35,8 @@ pub(super) struct StoreSection {
     /// Maximum time per decision; after it, `on_store_error` applies.
     #[schemars(extend("default" = "50ms"))]
     deadline: Span<1, 60_000>,
-    /// Maximum time to connect.
-    #[schemars(extend("default" = "250ms"))]
-    connect_timeout: Span<1, 60_000>,
+    /// Maximum time to connect. Default: `250ms`, or `deadline` if that is longer.
+    connect_timeout: Option<Span<1, 60_000>>,
     /// Connections per node.
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
     connections: u8,
@@ -144,12 +143,10 @@ impl StoreSection {
             return None;
         };
         let deadline = self.deadline.0;
-        let mut options = options
-            .0
-            .0
-            .with_deadline(deadline)
-            .with_connect_timeout(self.connect_timeout.0)
-            .with_connections(self.connections);
+        let mut options = options.0.0.with_deadline(deadline).with_connections(self.connections);
+        if let Some(connect_timeout) = self.connect_timeout {
+            options = options.with_connect_timeout(connect_timeout.0);
+        }
         if self.keys == KeyForm::Hashed {
             options = options.hashed_keys();
         }

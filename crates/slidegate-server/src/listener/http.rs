@@ -118,14 +118,14 @@ impl HttpListener {
     /// Serves until `stop` completes, then gives open requests at most `grace` to finish.
     ///
     /// Returns the number of connections still open after the grace period.
-    pub(crate) async fn serve(
+    pub(crate) fn serve<H: Handler, F: Future + Send>(
         self,
-        handler: impl Handler,
+        handler: H,
         workers: &Workers,
-        budget: &Arc<ConnectionBudget>,
-        stop: impl Future,
+        budget: Arc<ConnectionBudget>,
+        stop: F,
         grace: Duration,
-    ) -> usize {
+    ) -> impl Future<Output = usize> + Send + use<H, F> {
         let timeouts = Timeouts {
             opening: Some(HEAD_TIMEOUT),
             request: Some(HEAD_TIMEOUT),
@@ -134,13 +134,15 @@ impl HttpListener {
         };
         let (protocol, refusal) = (self.protocol, REFUSAL);
         let spec = ConnectionSpec { protocol, max: None, timeouts, refusal };
-        let admission = Admission::new(&self.sockets, self.certificates, budget, spec);
+        let admission = Admission::new(&self.sockets, self.certificates, &budget, spec);
         let mut accepting = workers.accept(self.sockets, &admission, &HttpConnections { handler });
-        stop.await;
-        // The sockets close first, then idle connections, then those with a request.
-        accepting.shutdown().await;
-        budget.end(&admission.connections);
-        admission.connections.closed_within(grace).await
+        async move {
+            stop.await;
+            // The sockets close first, then idle connections, then those with a request.
+            accepting.shutdown().await;
+            budget.end(&admission.connections);
+            admission.connections.closed_within(grace).await
+        }
     }
 }
 

@@ -76,9 +76,10 @@ impl<S> Port<S> {
         Self { banner, listeners, serve: Box::new(move |with, shutdown| Box::pin(serve(with, shutdown))) }
     }
 
-    /// Serves until shutdown. Returns the number of connections still open after the grace period.
-    pub(crate) async fn serve(self, with: S, shutdown: Shutdown) -> usize {
-        (self.serve)(with, shutdown).await
+    /// Serves until shutdown. Returns the number of connections still open after the grace period. Its protocol is in the
+    /// connection budget, and so in the metrics, before the first poll.
+    pub(crate) fn serve(self, with: S, shutdown: Shutdown) -> impl Future<Output = usize> + Send {
+        (self.serve)(with, shutdown)
     }
 }
 

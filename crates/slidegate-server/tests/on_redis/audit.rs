@@ -23,7 +23,7 @@ fn resp(server: &Server) -> Connection {
 #[test]
 fn what_operators_and_clients_move_is_in_the_log_with_amounts() {
     let (folder, redis) = (TempDir::new("audit"), RedisServer::start());
-    let shared = format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n", redis.url());
+    let shared = format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url());
     for store in ["", &shared] {
         let log = folder.file("log", "");
         let server = Server::start_logging_to(

@@ -101,7 +101,7 @@ impl Fleet {
         let (folder, receiver) = (TempDir::new(name), Receiver::start());
         let redis = RedisServer::builder().with_clock().start();
         let text = format!(
-            "store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n\
+            "store: {{redis: '{}', deadline: 10s}}\n\
              webhook: {{url: '{}', secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n\
              policies:\n\
              \x20 - {{name: monthly, scope: [user], limit: {{by: plan, values: {{pro: 5000}}, default: 1000}}, window: month, time_zone: Europe/Berlin, notify: closed, unit: cents}}\n\

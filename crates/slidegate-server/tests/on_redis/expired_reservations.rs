@@ -15,7 +15,7 @@ const TTL: &str = "5s";
 /// A server on this store, whose deadline is longer than a reply takes on a busy machine.
 fn instance(folder: &TempDir, redis: &RedisServer) -> Server {
     let config = format!(
-        "store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\npolicies:\n  - {{name: tokens, scope: [user], quota: 1000/1h}}\n",
+        "store: {{redis: '{}', deadline: 10s}}\npolicies:\n  - {{name: tokens, scope: [user], quota: 1000/1h}}\n",
         redis.url()
     );
     Server::start(&["--config", &folder.file("slidegate.yaml", config)])

@@ -13,10 +13,7 @@ const POLICIES: &str = "policies:
 
 /// Two instances that know the sentinels.
 fn pair(folder: &TempDir, redis: &RedisSentinels) -> [Server; 2] {
-    let config = format!(
-        "store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{POLICIES}",
-        redis.url_as_user()
-    );
+    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICIES}", redis.url_as_user());
     let config = folder.file("slidegate.yaml", config);
     [(); 2].map(|()| Server::start(&["--config", &config]))
 }

@@ -9,8 +9,7 @@ const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 3/1h}]\n
 
 /// The configuration of an instance whose decisions have all the time they need.
 fn config(folder: &TempDir, name: &str, redis: &RedisServer, keys: &str) -> String {
-    let store =
-        format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s{keys}}}\n", redis.url_as_user());
+    let store = format!("store: {{redis: '{}', deadline: 10s{keys}}}\n", redis.url_as_user());
     folder.file(name, format!("{store}{POLICY}"))
 }
 
@@ -115,10 +114,7 @@ fn an_instance_without_traffic_shows_what_the_others_did_and_since_when_it_is_al
     let (folder, redis) = (TempDir::new("fleet-quiet"), RedisServer::start());
     let policies = "policies:\n  - {name: per-user, scope: [user], quota: 10/1h, candidate: 5/1h}\n  \
                     - {name: tried, scope: [user], quota: 2/1h, mode: shadow}\n";
-    let store = format!(
-        "store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{policies}",
-        redis.url_as_user()
-    );
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url_as_user());
     let [quiet, busy] = pair(&folder.file("slidegate.yaml", store));
     check(&busy, "alice", 40);
     check(&busy, "bob", 9);
@@ -166,10 +162,7 @@ fn an_instance_without_traffic_shows_what_the_others_did_and_since_when_it_is_al
 fn open_reservations_are_summed_in_the_unit_of_their_policy() {
     let (folder, redis) = (TempDir::new("fleet-held"), RedisServer::start());
     let policy = "policies: [{name: spend, scope: [user], limit: 100, window: 1h, counts: {tokens: 0.25}}]";
-    let store = format!(
-        "store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{policy}\n",
-        redis.url_as_user()
-    );
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n{policy}\n", redis.url_as_user());
     let [one, two] = pair(&folder.file("slidegate.yaml", store));
     for server in [&one, &two] {
         let body = json!({ "attributes": { "user": "alice" }, "cost": { "tokens": 40 } });
@@ -317,8 +310,7 @@ fn the_keys_of_a_policy_are_listed_from_the_store_in_pages() {
     let (folder, redis) = (TempDir::new("fleet-keys"), RedisServer::start());
     let policies =
         "policies: [{name: p, scope: [ip], quota: 10/1h}, {name: other, scope: [user], quota: 1000/1h}]\n";
-    let store =
-        format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{policies}", redis.url());
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url());
     let [one, two] = pair(&folder.file("slidegate.yaml", store));
     for from in (0..1200).step_by(100) {
         let of = |n: u32| match n % 100 {

@@ -24,8 +24,7 @@ fn check(server: &Server, checks: usize) -> (u64, u64) {
 #[test]
 fn operators_see_who_leases_a_key_and_get_it_back_when_an_instance_stops() {
     let (folder, redis) = (TempDir::new("leases"), RedisServer::start());
-    let config =
-        format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{POLICIES}", redis.url());
+    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{POLICIES}", redis.url());
     let config = folder.file("slidegate.yaml", config);
     let (mut one, other) = (Server::start(&["--config", &config]), Server::start(&["--config", &config]));
     let (mut admitted, mut leased) = (0, 0);

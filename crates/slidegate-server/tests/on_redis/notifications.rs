@@ -24,8 +24,7 @@ fn reported(server: &Server, user: &str) -> Vec<u64> {
 fn of_all_instances_one_reports_a_threshold_and_none_while_nobody_can_say_which() {
     let (folder, redis) = (TempDir::new("notify-shared"), RedisServer::start());
     let policy = "policies: [{name: per-user, scope: [user], quota: 100/1h, notify: [80%, 100%]}]\n";
-    let text =
-        format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{policy}", redis.url_as_user());
+    let text = format!("store: {{redis: '{}', deadline: 10s}}\n{policy}", redis.url_as_user());
     let file = folder.file("slidegate.yaml", text);
     let fleet = [(); 3].map(|()| Server::start(&["--config", &file]));
     let all = |user: &str| {

@@ -28,7 +28,7 @@ policies:
 fn a_key_is_shown_and_changed_under_its_plan() {
     let (folder, redis) = (TempDir::new("plans"), RedisServer::start());
     let alone = Server::start(&["--config", &folder.file("alone.yaml", POLICIES)]);
-    let store = format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}{POLICIES}", redis.url());
+    let store = format!("store: {{redis: '{}', deadline: 10s}}{POLICIES}", redis.url());
     let shared = folder.file("shared.yaml", store);
     let [one, two] = [(); 2].map(|()| Server::start(&["--config", &shared]));
     let check = |server: &Server, cost: u64, plan: &str| {

@@ -11,6 +11,7 @@ mod history;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -38,8 +39,8 @@ const LIMIT: u64 = 600;
 const WINDOW: Duration = Duration::from_secs(1);
 /// How long Redis may take: far longer than it does, as whatever fails is unknown to the checker.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How long after a denial an instance cancels what it held in other slots, at most.
-const CANCELS: u64 = 250_000;
+/// How long after a denial an instance cancels what it held in other slots, at most: then it gives up.
+const CANCELS: u64 = 2_000_000;
 /// How long a settlement that came late is kept, so that it can be repeated.
 const LATE_MS: u64 = 60_000;
 
@@ -102,11 +103,17 @@ fn run(fleet: &Fleet<'_>, seed: u64) -> Record {
 }
 
 /// Adds what a killed instance may have left held in another slot for a request that it denied.
-fn add_uncertain(history: &mut Vec<Reservation>, record: Vec<(usize, Reservation)>, kills: &[(usize, u64)]) {
+fn add_uncertain(
+    history: &mut Vec<Reservation>,
+    record: Vec<(usize, Reservation)>,
+    kills: &[(usize, RangeInclusive<u64>)],
+) {
     for (at, denied) in record {
         let Reservation { made, policies, .. } = &denied;
         let until = made.replied + CANCELS;
-        let is_lost = |(of, killed): &(usize, u64)| *of == at && (made.sent..until).contains(killed);
+        let is_lost = |(of, killed): &(usize, RangeInclusive<u64>)| {
+            *of == at && made.sent <= *killed.end() && *killed.start() <= until
+        };
         if policies.len() > 1 && kills.iter().any(is_lost) {
             history.push(denied);
         }

@@ -24,7 +24,7 @@ fn patient(folder: &TempDir, url: &str, user: u32) -> Server {
     let limits = format!(
         "policies:\n  - {{name: per-user, scope: [user], quota: {user}/1h}}\n  - {{name: per-token, scope: [token], quota: 9/1h}}\n"
     );
-    let config = format!("store: {{redis: '{url}', deadline: 10s, connect_timeout: 10s}}\n{limits}");
+    let config = format!("store: {{redis: '{url}', deadline: 10s}}\n{limits}");
     Server::start(&["--config", &folder.file("slidegate.yaml", config)])
 }
 
@@ -124,8 +124,7 @@ fn usage_that_a_restart_lost_is_told_until_its_longest_window_has_passed() {
   - {name: monthly, scope: [user], limit: 9, window: month, time_zone: Europe/Berlin}
   - {name: streams, scope: [user], in_flight: 9}
 ";
-    let config =
-        format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n{policies}", redis.url());
+    let config = format!("store: {{redis: '{}', deadline: 10s}}\n{policies}", redis.url());
     let file = folder.file("slidegate.yaml", config);
     let server = Server::start(&["--config", &file]);
     until_true("the store is examined", || redis.admin(&["EXISTS", "sg1:~canary:0"]) == "1");
@@ -359,8 +358,7 @@ fn the_user_in_the_documentation_is_enough_and_the_one_of_the_tests() {
     let redis = RedisServer::start();
     let folder = TempDir::new("redis-user");
     let policies = "policies: [{name: per-user, scope: [user], quota: 2/1h}]";
-    let config = folder
-        .file("slidegate.yaml", format!("{policies}\nstore: {{deadline: 10s, connect_timeout: 10s}}\n"));
+    let config = folder.file("slidegate.yaml", format!("{policies}\nstore: {{deadline: 10s}}\n"));
     let server = Server::start(&["--redis", &redis.url_as_user(), "--config", &config]);
     let statuses = [0; 3].map(|_| check(&server, "user", "alice").status);
     assert_eq!(statuses, [200, 200, 429]);
@@ -388,8 +386,7 @@ policies:
     let redis = RedisServer::start();
     let folder = TempDir::new("redis-sizes");
     // The default of 50 ms is short for a machine that does other work.
-    let config = folder
-        .file("slidegate.yaml", format!("{POLICIES}\nstore: {{deadline: 10s, connect_timeout: 10s}}\n"));
+    let config = folder.file("slidegate.yaml", format!("{POLICIES}\nstore: {{deadline: 10s}}\n"));
     let server = Server::start(&["--config", &config, "--redis", &redis.url()]);
     let fill = |policy: &str, times: usize, user: &str| {
         let request = json!({ "attributes": { "p": policy, "user": user } });

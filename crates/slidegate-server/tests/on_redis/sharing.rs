@@ -12,8 +12,7 @@ const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 6/1h}]\n
 
 /// The configuration of an instance whose decisions have all the time they need.
 fn config(folder: &TempDir, redis: &RedisServer, keys: &str) -> String {
-    let store =
-        format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s{keys}}}\n", redis.url_as_user());
+    let store = format!("store: {{redis: '{}', deadline: 10s{keys}}}\n", redis.url_as_user());
     folder.file("slidegate.yaml", format!("{store}{POLICY}"))
 }
 

@@ -374,7 +374,7 @@ fn controls_hold_on_every_path_in_memory() {
 #[test]
 fn controls_hold_on_every_path_of_another_instance() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("controls-other"));
-    let store = format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n", redis.url());
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url());
     let instances = ["a", "b"].map(|name| Instance::start(&folder, name, &store));
     every_cell_is_as_the_table_says(&instances, &store);
 }
@@ -384,7 +384,7 @@ fn controls_hold_on_every_path_of_another_instance() {
 #[test]
 fn blocks_of_throttle_commands_survive_reloads_and_restarts() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("controls-throttle"));
-    let store = format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n", redis.url());
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url());
     let mut instance = Instance::start(&folder, "a", &store);
     for policy in ["CL.THROTTLE", "THROTTLE"] {
         let blocked =

@@ -460,10 +460,7 @@ mod on_redis {
         let redis = RedisServer::start();
         redis.admin(&["ACL", "SETUSER", "slidegate", "+scan", "+dbsize"]);
         let folder = TempDir::new("admin-reset");
-        let config = format!(
-            "{POLICY}store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n",
-            redis.url_as_user()
-        );
+        let config = format!("{POLICY}store: {{redis: '{}', deadline: 10s}}\n", redis.url_as_user());
         let config = folder.file("slidegate.yaml", config);
         let (one, two) = (Server::start(&["--config", &config]), Server::start(&["--config", &config]));
         let source = |server: &Server| check(server, "alice").json()["source"].clone();
@@ -494,10 +491,8 @@ mod on_redis {
         let redis = RedisServer::start();
         let folder = TempDir::new("admin-tag");
         let policies = "policies: [{name: per-user, scope: [user], quota: 3/1h}]";
-        let config = format!(
-            "store: {{redis: '{}', hash_tag: tenant, deadline: 10s, connect_timeout: 10s}}\n{policies}\n",
-            redis.url()
-        );
+        let config =
+            format!("store: {{redis: '{}', hash_tag: tenant, deadline: 10s}}\n{policies}\n", redis.url());
         let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
         let request = json!({ "attributes": { "user": "alice", "tenant": "acme" } }).to_string();
         assert_eq!(server.post("/v1/check", &request).status, 200);

@@ -119,7 +119,7 @@ mod on_redis {
         let redis = slidegate_testkit::redis::RedisServer::start();
         // With the usual deadline, an instance on a busy machine decides by itself.
         let folder = TempDir::new("readme-redis");
-        let patient = "store: {deadline: 10s, connect_timeout: 10s}\npolicies: [{name: api, scope: user, quota: 100/1m}]\n";
+        let patient = "store: {deadline: 10s}\npolicies: [{name: api, scope: user, quota: 100/1m}]\n";
         let config = folder.file("slidegate.yaml", patient);
         let servers = [0; 2].map(|_| Server::start(&["--redis", &redis.url(), "--config", &config]));
         let remaining =

@@ -214,7 +214,7 @@ fn spans_tell_the_operation_a_block_and_a_failure_of_the_store() {
     assert_eq!(found, ["blocked", "loopback", until.as_str().unwrap()]);
 
     // The deadline is longer than a busy machine takes to notice that nobody listens.
-    let store = format!("store: {{redis: 'redis://{nobody}', deadline: 10s, connect_timeout: 10s}}");
+    let store = format!("store: {{redis: 'redis://{nobody}', deadline: 10s}}");
     let config = format!("{store}\nobserve: {{traces: {{{traces}}}}}{POLICIES}");
     let server = Server::start(&["--config", &folder.file("nobody.yaml", config)]);
     assert_eq!(server.post("/v1/check", alice).status, 200);

@@ -10,10 +10,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::hash::Hash;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -176,7 +178,7 @@ pub(crate) async fn wait<A: Asker>(
         let turn = denial_turn.map(|(_, turn)| turn);
         let waiter = asker.queues().enter(place, (within, deadline), turn).map_err(refused)?;
         let queue = &waiter.queue;
-        let Ok(_head) = timeout_at(deadline, queue.head.lock()).await else {
+        let Some(_head) = waiter.until_head(deadline).await else {
             return Err(refused(waiter.late(within)));
         };
         queue.watch.get_or_init(|| {
@@ -262,6 +264,8 @@ struct Waiters {
     waiting: usize,
     /// The sum of their shares.
     share: f64,
+    /// The sum of the shares of those who have left.
+    left: f64,
     queue: Arc<Queue>,
 }
 
@@ -272,6 +276,8 @@ struct Queue {
     head: tokio::sync::Mutex<()>,
     /// Wakes the head when cost was freed by something other than time.
     freed: Notify,
+    /// Wakes those who joined the queue while its next turn was not known.
+    known: Notify,
     schedule: Mutex<Schedule>,
     /// Watches a shared store while anybody waits.
     watch: OnceLock<Option<Box<dyn Watch>>>,
@@ -308,6 +314,7 @@ impl Queue {
         let mut schedule = self.schedule();
         if schedule.frees == frees {
             schedule.next = turn.map(|turn| (instant() + turn.wait.min(MAX_DEADLINE), turn));
+            self.known.notify_waiters();
         }
     }
 
@@ -373,6 +380,8 @@ impl Waiters {
 struct Waiter<'l, K: Copy + Eq + Hash> {
     queues: &'l WaitQueues<K>,
     place: Place<K>,
+    /// The sum of the shares of all who joined before.
+    before: f64,
     queue: Arc<Queue>,
 }
 
@@ -436,10 +445,11 @@ impl<K: Copy + Eq + Hash> WaitQueues<K> {
         if waiters.waiting == 0 {
             waiters.queue.set(turn, 0);
         }
+        let before = waiters.share + waiters.left;
         waiters.waiting += 1;
         waiters.share += place.share;
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        Ok(Waiter { queues: self, place, queue: Arc::clone(&waiters.queue) })
+        Ok(Waiter { queues: self, place, before, queue: Arc::clone(&waiters.queue) })
     }
 
     /// Whether this key has waiters.
@@ -458,6 +468,35 @@ impl<K: Copy + Eq + Hash> WaitQueues<K> {
 }
 
 impl<K: Copy + Eq + Hash> Waiter<'_, K> {
+    /// Waits until it is the head of the queue: `None` after the deadline, or as soon as it is certain that there is no turn
+    /// before it. Who joins while the queue's next turn is not known looks when the head gets it, once: waking all waiters
+    /// at each turn would take time in proportion to the square of their number.
+    async fn until_head(&self, deadline: Instant) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        let mut known = pin!(self.queue.known.notified());
+        known.as_mut().enable();
+        let mut head = pin!(timeout_at(deadline, self.queue.head.lock()));
+        if self.earliest().is_none() {
+            let either = poll_fn(|context| match head.as_mut().poll(context) {
+                Poll::Ready(head) => Poll::Ready(Some(head)),
+                Poll::Pending => known.as_mut().poll(context).map(|()| None),
+            });
+            if let Some(head) = either.await {
+                return head.ok();
+            }
+            if self.earliest().is_some_and(|at| at > deadline) {
+                return None;
+            }
+        }
+        head.await.ok()
+    }
+
+    /// Its earliest turn, if that is known. Whoever has left counts as one who was before it.
+    fn earliest(&self) -> Option<Instant> {
+        let queues = self.queues.lock();
+        let waiters = queues.get(&self.place.key)?;
+        waiters.earliest((self.before - waiters.left).max(0.0), self.place.share)
+    }
+
     /// No turn came in time. The wait is that of this place in the queue as it is now, or a longer one.
     fn late(&self, within: Duration) -> Cause {
         let Place { key, share, .. } = self.place;
@@ -474,10 +513,75 @@ impl<K: Copy + Eq + Hash> Drop for Waiter<'_, K> {
         if let Some(waiters) = queues.get_mut(&self.place.key) {
             waiters.waiting -= 1;
             waiters.share -= self.place.share;
+            waiters.left += self.place.share;
             if waiters.waiting == 0 {
                 queues.remove(&self.place.key);
             }
         }
         self.queues.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+    /// How long a question takes.
+    const REPLY: Duration = Duration::from_millis(10);
+
+    /// Asks a store that takes its time and admits one a day.
+    struct SlowStore(WaitQueues<u8>);
+
+    impl Asker for SlowStore {
+        type Key = u8;
+        type Answer = ();
+
+        fn queues(&self) -> &WaitQueues<u8> {
+            &self.0
+        }
+
+        fn queue_before(&self, current: Option<u8>) -> Option<Place<u8>> {
+            (current.is_none() && self.0.has(0)).then_some(PLACE)
+        }
+
+        async fn ask(&self, _: Option<u8>) -> ((), AskOutcome<u8>) {
+            tokio::time::sleep(REPLY).await;
+            let (share, ask_again) = (None, None);
+            let turn = Turn {
+                wait: DAY,
+                is_held: false,
+                window: DAY,
+                frees_limit_in: DAY,
+                is_even: false,
+                share,
+                ask_again,
+            };
+            ((), AskOutcome::Denied(Denial { place: PLACE, turn }))
+        }
+    }
+
+    const PLACE: Place<u8> = Place { key: 0, share: 1.0, within: None };
+
+    /// Who joins while the head's question is on its way learns from its answer that there is no turn in time. Behind it, one
+    /// has the time and waits.
+    #[tokio::test(start_paused = true)]
+    async fn who_joins_before_the_turn_is_known_and_has_no_time_is_denied_when_it_is() {
+        let store = Arc::new(SlowStore(WaitQueues::default()));
+        let begun = instant();
+        let ask = |days: u32| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { wait(&*store, DAY * days).await.map_err(|refused| refused.cause) })
+        };
+        let head = ask(30);
+        tokio::time::sleep(REPLY * 3 / 2).await;
+        assert_eq!(store.0.waiting(), 1);
+        let (early, patient) = (ask(2), ask(4));
+        let Err(Cause::Late { retry_after, .. }) = early.await.unwrap() else { panic!("not late") };
+        assert_eq!((instant() - begun, store.0.waiting()), (REPLY * 2, 2));
+        assert!(retry_after.unwrap() > DAY);
+        assert!(!head.is_finished() && !patient.is_finished());
+        head.abort();
+        patient.abort();
     }
 }

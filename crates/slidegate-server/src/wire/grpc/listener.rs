@@ -45,7 +45,7 @@ pub(crate) fn bind<S: 'static>(
     let (urls, listeners) = listed("grpc", &grpc.sockets, scheme);
     Ok(Some(Port::new(("grpc", urls), listeners, move |with, shutdown: Shutdown| {
         let (handler, budget) = services(with);
-        grpc.serve(handler, budget, shutdown)
+        grpc.serve(handler, &budget, shutdown)
     })))
 }
 
@@ -76,21 +76,12 @@ impl GrpcListener {
     /// Serves until shutdown, then waits at most the grace period for open calls.
     ///
     /// Returns the number of connections closed after the grace period.
-    async fn serve(
+    fn serve(
         self,
         handler: Arc<RateLimitHandler>,
-        budget: Arc<ConnectionBudget>,
+        budget: &Arc<ConnectionBudget>,
         shutdown: Shutdown,
-    ) -> usize {
-        let services = Arc::new(GrpcServices::new(handler));
-        services.set_health(services.handler.is_healthy()).await;
-        let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
-        let goaway = Arc::new(watch::Sender::new(GoAway::None));
-        let connections = GrpcConnections {
-            services: Arc::clone(&services),
-            settings: self.settings,
-            goaway: Arc::clone(&goaway),
-        };
+    ) -> impl Future<Output = usize> + Send + use<> {
         let spec = ConnectionSpec {
             protocol: "grpc",
             max: None,
@@ -103,7 +94,25 @@ impl GrpcListener {
             },
             refusal: REFUSAL,
         };
-        let admission = Admission::new(&self.sockets, self.certificates, &budget, spec);
+        let admission = Admission::new(&self.sockets, self.certificates.clone(), budget, spec);
+        self.run(handler, admission, shutdown)
+    }
+
+    async fn run(
+        self,
+        handler: Arc<RateLimitHandler>,
+        admission: Arc<Admission>,
+        shutdown: Shutdown,
+    ) -> usize {
+        let services = Arc::new(GrpcServices::new(handler));
+        services.set_health(services.handler.is_healthy()).await;
+        let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
+        let goaway = Arc::new(watch::Sender::new(GoAway::None));
+        let connections = GrpcConnections {
+            services: Arc::clone(&services),
+            settings: self.settings,
+            goaway: Arc::clone(&goaway),
+        };
         let mut acceptor = match Acceptor::over(self.sockets, &admission) {
             Ok(acceptor) => acceptor,
             Err(error) => {

@@ -51,6 +51,6 @@ fn port(
         let (budget, workers) = (Arc::clone(&services.app.connections), services.workers.clone());
         let routes = SharedRoutes::new(routes(services));
         let grace = shutdown.grace;
-        async move { listener.serve(routes, &workers, &budget, shutdown.begun(), grace).await }
+        listener.serve(routes, &workers, budget, shutdown.begun(), grace)
     })
 }

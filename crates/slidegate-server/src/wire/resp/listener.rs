@@ -41,7 +41,7 @@ pub(crate) fn bind<S: 'static>(
     let (urls, listeners) = listed("resp", &sockets, if certificates.is_some() { "rediss" } else { "redis" });
     Ok(Some(Port::new(("resp", urls), listeners, move |with, shutdown: Shutdown| {
         let (app, workers) = services(with);
-        BoundResp { sockets, certificates, settings }.serve(app, workers, shutdown)
+        BoundResp { sockets, certificates, settings }.serve(app, &workers, shutdown)
     })))
 }
 
@@ -56,7 +56,12 @@ impl BoundResp {
     /// already read.
     ///
     /// Returns the number of connections still open after the grace period.
-    async fn serve(self, app: Arc<App>, workers: Workers, shutdown: Shutdown) -> usize {
+    fn serve(
+        self,
+        app: Arc<App>,
+        workers: &Workers,
+        shutdown: Shutdown,
+    ) -> impl Future<Output = usize> + Send + use<> {
         let Resp { password, idle_timeout, max_connections, .. } = self.settings;
         let spec = ConnectionSpec {
             protocol: "resp",
@@ -76,9 +81,11 @@ impl BoundResp {
         let Shutdown { stopped: stop, grace, .. } = shutdown.clone();
         let connections = RespConnections { shared, app, idle: idle_timeout, stop };
         let mut accepting = workers.accept(self.sockets, &admission, &connections);
-        shutdown.begun().await;
-        accepting.shutdown().await;
-        admission.connections.closed_within(grace).await
+        async move {
+            shutdown.begun().await;
+            accepting.shutdown().await;
+            admission.connections.closed_within(grace).await
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Three instances on one store, which are killed and started again.
 
+use std::ops::RangeInclusive;
 use std::process::Stdio;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -22,8 +23,8 @@ pub(crate) struct Fleet<'s> {
     ports: [[u16; 2]; INSTANCES],
     instances: [Mutex<Option<Server>>; INSTANCES],
     config: String,
-    /// Which instance was killed, and when, by Redis's clock.
-    pub(crate) kills: Mutex<Vec<(usize, u64)>>,
+    /// Which instance was killed, and between which moments, by Redis's clock.
+    pub(crate) kills: Mutex<Vec<(usize, RangeInclusive<u64>)>>,
     /// Reservations that a client settled in time.
     pub(crate) settled: AtomicU64,
     _folder: TempDir,
@@ -86,10 +87,11 @@ impl<'s> Fleet<'s> {
     pub(crate) fn kill(&self, at: usize, clock: &mut Clock, pause: Duration) {
         let mut running = self.instances[at].lock().unwrap();
         let server = running.as_mut().unwrap();
+        let before = clock.now();
         server.signal("KILL");
         server.wait();
         *running = None;
-        self.kills.lock().unwrap().push((at, clock.now()));
+        self.kills.lock().unwrap().push((at, before..=clock.now()));
         std::thread::sleep(pause);
         *running = Some(instance(&self.config, self.ports[at]));
     }

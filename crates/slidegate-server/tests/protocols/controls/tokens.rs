@@ -178,9 +178,7 @@ fn a_token_that_was_removed_does_nothing_on_any_path() {
 #[test]
 fn a_repeated_reservation_returns_its_ticket_to_its_caller_only() {
     let redis = RedisServer::start();
-    for store in
-        [String::new(), format!("store: {{redis: '{}', deadline: 10s, connect_timeout: 10s}}\n", redis.url())]
-    {
+    for store in [String::new(), format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url())] {
         let folder = TempDir::new("controls-idempotency");
         let (one, other) = (Token::new("one", "read"), Token::new("other", "read"));
         let lines = [file_line(&one, "decide", None), file_line(&other, "decide", None)];
@@ -221,10 +219,7 @@ fn a_repeated_reservation_returns_its_ticket_to_its_caller_only() {
 #[test]
 fn a_token_of_one_key_sees_no_events_of_other_keys() {
     let (redis, folder) = (RedisServer::start(), TempDir::new("controls-tenants"));
-    let store = format!(
-        "store: {{redis: '{}', deadline: 10s, connect_timeout: 10s, hash_tag: tenant}}\n",
-        redis.url()
-    );
+    let store = format!("store: {{redis: '{}', deadline: 10s, hash_tag: tenant}}\n", redis.url());
     let (ops, own) = (Token::new("ops", "read"), Token::new("own", "read"));
     let rules = |scope: &str, key: &str| {
         let lines = [file_line(&ops, "read, write", None), file_line(&own, "read", Some(key))].join(", ");

@@ -207,8 +207,7 @@ fn over_a_shared_store_a_transaction_is_answered_in_order() {
     let redis = RedisServer::start();
     let folder = TempDir::new("resp-transaction-shared");
     // The default of 50 ms is short for a machine that does other work.
-    let path = folder
-        .file("slidegate.yaml", format!("{POLICIES}\nstore: {{deadline: 10s, connect_timeout: 10s}}\n"));
+    let path = folder.file("slidegate.yaml", format!("{POLICIES}\nstore: {{deadline: 10s}}\n"));
     let server = Server::start(&["--config", &path, "--redis", &redis.url()]);
     let mut lines = vec!["RL.CHECK per-user before".to_owned(), "MULTI".to_owned()];
     for number in 0..300 {

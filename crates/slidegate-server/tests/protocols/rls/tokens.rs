@@ -55,7 +55,7 @@ fn serve(folder: &TempDir, files: &str, redis: Option<&RedisServer>, args: &[&st
     folder.file("rules/quota.yaml", files);
     let url = redis.map(RedisServer::url).unwrap_or_default();
     // The default deadline of 50 ms is short for a busy machine.
-    let settings = folder.file("settings.conf", "store: {deadline: 10s, connect_timeout: 10s}\n");
+    let settings = folder.file("settings.conf", "store: {deadline: 10s}\n");
     let store: &[&str] = if redis.is_some() { &["--redis", &url, "--config", &settings] } else { &[] };
     let rules = format!("{}/rules", folder.as_str());
     Server::start(&[&["--grpc", "127.0.0.1:0", "--envoy-config", &rules], store, args].concat())
