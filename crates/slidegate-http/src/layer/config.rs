@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Once};
+use std::time::Duration;
 use std::{fmt, slice};
 
 use http::Extensions;
 use http::response::Response;
+use slidegate::acquire::Patience;
 use slidegate::store::Store;
 use slidegate::{Decisions, Gate, PolicySet, Request, SharedGate, verb::Verb};
 
@@ -46,10 +48,10 @@ pub(super) trait ErasedGate: fmt::Debug + Send + Sync {
     /// Whether the store decides at once.
     fn is_local(&self) -> bool;
 
-    /// Decides requests, if the store is local.
+    /// Decides requests, if the store is local and they need not [wait](slidegate::Policy::with_wait).
     fn decide_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>>;
 
-    /// Decides requests.
+    /// Decides requests. Checks wait for their turn as long as their policies let them.
     fn decide<'g, 'r: 'g>(
         &'g self,
         verb: Verb,
@@ -66,7 +68,11 @@ impl<S: Store + 'static> ErasedGate for SharedGate<S> {
     }
 
     fn decide_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
-        Some(self.gate().decide_now(self.store().as_local()?, Some(verb), requests, None))
+        let gate = self.gate();
+        // Nobody overtakes those who wait.
+        let store = self.store().as_local().filter(|_| gate.waiting() == 0)?;
+        let decisions = gate.decide_now(store, Some(verb), requests, None);
+        (!decisions.is_denied() || !gate.lets_wait()).then_some(decisions)
     }
 
     fn decide<'g, 'r: 'g>(
@@ -74,6 +80,9 @@ impl<S: Store + 'static> ErasedGate for SharedGate<S> {
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>> {
+        if verb == Verb::Check && self.gate().lets_wait() {
+            return Box::pin(self.gate().acquire_all(requests, BY_POLICIES).decide());
+        }
         Box::pin(self.apply_all(verb, requests))
     }
 
@@ -81,6 +90,9 @@ impl<S: Store + 'static> ErasedGate for SharedGate<S> {
         self.policies()
     }
 }
+
+/// As long as each policy lets its requests wait.
+pub(super) const BY_POLICIES: Patience = Patience::OfPolicies(Duration::MAX);
 
 /// The settings of a layer.
 #[derive(Clone)]

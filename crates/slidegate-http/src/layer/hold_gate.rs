@@ -7,7 +7,7 @@ use slidegate::reserve::{Extension, HoldOptions, Reserved, Settlement, Ticket, T
 use slidegate::store::HoldStore;
 use slidegate::{Cost, Error, Gate, Request, SharedGate};
 
-use super::config::ErasedGate;
+use super::config::{BY_POLICIES, ErasedGate};
 
 /// The gate of a layer that reserves: in memory or shared. Created with `From`, from a gate or an
 /// [`Arc`] of one.
@@ -36,7 +36,7 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A gate that holds cost.
 pub(super) trait HoldGate: ErasedGate {
-    /// Reserves for several requests, all or none.
+    /// Reserves for several requests, all or none. They wait for their turn as long as their policies let them.
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>>;
 
     /// Settles in part.
@@ -59,6 +59,9 @@ pub(super) trait HoldGate: ErasedGate {
 
 impl<S: HoldStore + 'static> HoldGate for SharedGate<S> {
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>> {
+        if self.gate().lets_wait() {
+            return Box::pin(self.gate().acquire_reservation_of_all(requests, BY_POLICIES).decide());
+        }
         Box::pin(async {
             let reserved = self.reserve_all(requests, HoldOptions::default()).await;
             reserved.expect("a policy's own time is in range")

@@ -8,6 +8,7 @@ mod plain;
 mod refunds;
 mod reserves;
 mod shared;
+mod waits;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -17,8 +18,12 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use http::{Request, Response};
-use slidegate::{Gate, MemoryStore, Policy, PolicySet, clock::ManualClock};
+use slidegate::{
+    Gate, MemoryStore, Policy, PolicySet,
+    clock::{Clock, ManualClock, Timestamp},
+};
 use slidegate_http::layer::{Limited, RateLimitLayer};
+use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 /// A gate and its clock, which starts at 1,000,000,000 seconds.
@@ -26,6 +31,22 @@ fn gate(policies: impl IntoIterator<Item = Policy>) -> (Arc<Gate>, ManualClock) 
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(clock.clone()).build();
     (Arc::new(Gate::with_memory(PolicySet::new(policies).unwrap(), store)), clock)
+}
+
+/// Tokio's clock, as a gate reads it.
+#[derive(Debug)]
+struct RuntimeClock(Instant);
+
+impl Clock for RuntimeClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_secs(1_000_000_000) + self.0.elapsed()
+    }
+}
+
+/// A gate whose clock is that of the runtime, which tests pause.
+fn on_runtime_clock(policies: PolicySet) -> Arc<Gate> {
+    let store = MemoryStore::builder().clock(RuntimeClock(Instant::now())).build();
+    Arc::new(Gate::with_memory(policies, store))
 }
 
 fn policy(name: &str, quota: &str) -> Policy {

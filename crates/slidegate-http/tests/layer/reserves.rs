@@ -13,25 +13,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
-use slidegate::{
-    Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request as Asked,
-    clock::{Clock, Timestamp},
-};
+use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request as Asked};
 use slidegate_http::layer::{RateLimitLayer, RateLimitLayerBuilder, Refund, Reservation, Reserves, Settle};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::request;
-
-/// Tokio's clock, as a gate reads it.
-#[derive(Debug)]
-struct PausedClock(Instant);
-
-impl Clock for PausedClock {
-    fn now(&self) -> Timestamp {
-        Timestamp::from_secs(1_000_000_000) + self.0.elapsed()
-    }
-}
+use crate::{on_runtime_clock, request};
 
 const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -48,8 +35,7 @@ fn policies() -> PolicySet {
 }
 
 fn gate() -> Arc<Gate> {
-    let store = MemoryStore::builder().clock(PausedClock(Instant::now())).build();
-    Arc::new(Gate::with_memory(policies(), store))
+    on_runtime_clock(policies())
 }
 
 /// Reserves 4096 tokens.

@@ -271,7 +271,23 @@ impl<S: Store> Gate<S> {
     /// When awaited, [`NotAcquired`]: the cost can never fit, too many callers wait, or there is no
     /// capacity in time. [`decide`](GateAcquire::decide) returns the denial instead.
     pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
-        GateAcquire { gate: self, request, within: TIMEOUT }
+        self.acquire_all(slice::from_ref(request), Patience::AtMost(TIMEOUT))
+    }
+
+    /// As [`acquire`](Self::acquire), for requests that are allowed together.
+    #[doc(hidden)]
+    pub fn acquire_all<'g, 'r>(
+        &'g self,
+        requests: &'r [Request<'r>],
+        patience: Patience,
+    ) -> GateAcquire<'g, 'r, S> {
+        GateAcquire { gate: self, requests, patience }
+    }
+
+    /// Whether any policy [lets requests wait](Policy::with_wait).
+    #[doc(hidden)]
+    pub fn lets_wait(&self) -> bool {
+        self.policies.load().iter().any(|policy| policy.options().wait.is_some())
     }
 
     /// Waits until these requests are allowed together.
@@ -348,7 +364,17 @@ impl<S: HoldStore> Gate<S> {
     /// # Errors
     /// When awaited, same as [`acquire`](Self::acquire).
     pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
-        AcquireReservation { gate: self, request, ttl_us: None, within: TIMEOUT }
+        self.acquire_reservation_of_all(slice::from_ref(request), Patience::AtMost(TIMEOUT))
+    }
+
+    /// As [`acquire_reservation`](Self::acquire_reservation), for requests that are allowed together.
+    #[doc(hidden)]
+    pub fn acquire_reservation_of_all<'g, 'r>(
+        &'g self,
+        requests: &'r [Request<'r>],
+        patience: Patience,
+    ) -> AcquireReservation<'g, 'r, S> {
+        AcquireReservation { gate: self, requests, ttl_us: None, patience }
     }
 
     /// Reserves requests, which may be retried until they are admitted.
@@ -391,15 +417,15 @@ impl<S: HoldStore> Gate<S> {
 #[must_use = "it waits only when it is awaited"]
 pub struct GateAcquire<'g, 'r, S> {
     gate: &'g Gate<S>,
-    request: &'r Request<'r>,
-    within: Duration,
+    requests: &'r [Request<'r>],
+    patience: Patience,
 }
 
 impl<S> GateAcquire<'_, '_, S> {
     /// Sets the longest wait, measured by tokio's clock from the first poll. Default: one minute.
     /// With zero, the call fails at once if it would have to wait; it does not overtake waiters.
     pub fn timeout(mut self, longest: Duration) -> Self {
-        self.within = longest;
+        self.patience = Patience::AtMost(longest);
         self
     }
 }
@@ -408,15 +434,15 @@ impl<S> GateAcquire<'_, '_, S> {
 #[must_use = "it waits only when it is awaited"]
 pub struct AcquireReservation<'g, 'r, S> {
     gate: &'g Gate<S>,
-    request: &'r Request<'r>,
+    requests: &'r [Request<'r>],
     ttl_us: Option<u64>,
-    within: Duration,
+    patience: Patience,
 }
 
 impl<S> AcquireReservation<'_, '_, S> {
     /// Sets the longest wait, as [`GateAcquire::timeout`] does.
     pub fn timeout(mut self, longest: Duration) -> Self {
-        self.within = longest;
+        self.patience = Patience::AtMost(longest);
         self
     }
 
@@ -436,9 +462,7 @@ impl<'r, S: Store> GateAcquire<'_, 'r, S> {
     pub async fn decide(self) -> Decisions<'r> {
         match self.gate.take_turn(&self).await {
             Ok(decisions) | Err(NoTurn { answer: Some(decisions), .. }) => decisions,
-            Err(no_turn) => {
-                self.gate.behind(Some(Verb::Check), slice::from_ref(self.request), &no_turn).await
-            }
+            Err(no_turn) => self.gate.behind(Some(Verb::Check), self.requests, &no_turn).await,
         }
     }
 }
@@ -449,8 +473,7 @@ impl<'r, S: HoldStore> AcquireReservation<'_, 'r, S> {
         match self.gate.take_turn(&self).await {
             Ok(reserved) | Err(NoTurn { answer: Some(reserved), .. }) => reserved,
             Err(no_turn) => {
-                let behind = self.gate.behind(Some(Verb::Check), slice::from_ref(self.request), &no_turn);
-                Reserved::denied(behind.await)
+                Reserved::denied(self.gate.behind(Some(Verb::Check), self.requests, &no_turn).await)
             }
         }
     }
@@ -460,15 +483,15 @@ impl<'r, S: Store> Ask for GateAcquire<'_, 'r, S> {
     type Answer = Decisions<'r>;
 
     fn requests(&self) -> &[Request<'_>] {
-        slice::from_ref(self.request)
+        self.requests
     }
 
     fn patience(&self) -> Patience {
-        Patience::AtMost(self.within)
+        self.patience
     }
 
     async fn ask(&self) -> Decisions<'r> {
-        self.gate.decide_async(Some(Verb::Check), slice::from_ref(self.request), None, true).await
+        self.gate.decide_async(Some(Verb::Check), self.requests, None, true).await
     }
 
     fn decisions<'a>(answer: &'a Decisions<'r>) -> Option<&'a Decisions<'a>> {
@@ -480,16 +503,16 @@ impl<'r, S: HoldStore> Ask for AcquireReservation<'_, 'r, S> {
     type Answer = Reserved<'r>;
 
     fn requests(&self) -> &[Request<'_>] {
-        slice::from_ref(self.request)
+        self.requests
     }
 
     fn patience(&self) -> Patience {
-        Patience::AtMost(self.within)
+        self.patience
     }
 
     async fn ask(&self) -> Reserved<'r> {
         let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us) };
-        self.gate.reserve_under(slice::from_ref(self.request), terms, None).await
+        self.gate.reserve_under(self.requests, terms, None).await
     }
 
     fn decisions<'a>(answer: &'a Reserved<'r>) -> Option<&'a Decisions<'a>> {
@@ -521,12 +544,12 @@ impl<'g, 'r: 'g, S: HoldStore> IntoFuture for AcquireReservation<'g, 'r, S> {
 
 impl<S> fmt::Debug for GateAcquire<'_, '_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GateAcquire").field("within", &self.within).finish_non_exhaustive()
+        f.debug_struct("GateAcquire").field("patience", &self.patience).finish_non_exhaustive()
     }
 }
 
 impl<S> fmt::Debug for AcquireReservation<'_, '_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireReservation").field("within", &self.within).finish_non_exhaustive()
+        f.debug_struct("AcquireReservation").field("patience", &self.patience).finish_non_exhaustive()
     }
 }

@@ -88,8 +88,8 @@ impl Policy {
         self
     }
 
-    /// Lets requests that the service decides for a proxy wait for their turn, for this long at most, instead of being
-    /// denied at once. All policies that deny a request must let it wait. Programs wait by
+    /// Lets requests that a tower layer decides, or the service for a proxy, wait for their turn, for this long at most,
+    /// instead of being denied at once. All policies that deny a request must let it wait. Programs wait by
     /// [`Gate::acquire`](crate::Gate::acquire). Default: none.
     #[must_use]
     pub fn with_wait(mut self, longest: impl Into<Option<Duration>>) -> Self {
