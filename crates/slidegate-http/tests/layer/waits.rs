@@ -55,22 +55,20 @@ async fn requests_wait_as_long_as_their_policies_let_them_and_in_order() {
             [policy("per-user", "2/10s").with_scope(["user"]).with_wait(secs(15)), policy("all", "100/1h")];
         let gate = on_runtime_clock(PolicySet::new(policies).unwrap());
         let begun = Instant::now();
-        let later = async |user| {
-            let sent = tokio::spawn(send(kind, Arc::clone(&gate), user));
-            yield_now().await;
-            sent
-        };
+        let later = || tokio::spawn(send(kind, Arc::clone(&gate), "alice"));
         for _ in 0..2 {
             assert_eq!(send(kind, Arc::clone(&gate), "alice").await, (200, None), "{kind:?}");
         }
-        let (first, gone) = (later("alice").await, later("alice").await);
+        let (first, gone) = (later(), later());
+        yield_now().await;
         // Two have their turn in ten seconds, and the next one only in twenty.
         assert_eq!(send(kind, Arc::clone(&gate), "alice").await, (429, Some("20".to_owned())), "{kind:?}");
         assert_eq!(gate.waiting(), 2, "{kind:?}");
         // Its client hangs up: it leaves its place and charges nothing.
         gone.abort();
         assert!(gone.await.is_err());
-        let second = later("alice").await;
+        let second = later();
+        yield_now().await;
         // Nobody else waits for her.
         assert_eq!(send(kind, Arc::clone(&gate), "bob").await, (200, None), "{kind:?}");
         assert_eq!((begun.elapsed(), gate.waiting()), (secs(0), 2), "{kind:?}");
