@@ -312,6 +312,7 @@ impl Fleet {
             time_zones: time_zones(),
             allowed,
             denied,
+            waiting: observer.waits.now().0 as u64,
             recent: self.state().published.recent,
             policies,
             more_policies: 0,

@@ -47,6 +47,36 @@ fn key_counts(server: &Server, query: &str) -> Vec<(String, u64)> {
     keys.map(|key| (key["key"].as_str().unwrap().to_owned(), key["count"].as_u64().unwrap())).collect()
 }
 
+/// Who asks one instance behind a load balancer sees who waits on all of them.
+#[test]
+fn calls_that_wait_are_summed() {
+    let (folder, redis) = (TempDir::new("fleet-waiting"), RedisServer::start());
+    let [one, two] = &pair(&config(&folder, "slidegate.yaml", &redis, ""));
+    // Who asks for more waits, as a reservation may end at any time.
+    let alice = json!({ "attributes": { "user": "alice" }, "cost": 3, "ttl": "1h" });
+    let ticket = one.post("/v1/reserve", &alice.to_string()).json()["ticket"].clone();
+    let acquire = json!({ "attributes": { "user": "alice" }, "timeout_ms": 60_000 }).to_string();
+    std::thread::scope(|threads| {
+        let waiters = [one, two, two].map(|at| {
+            let acquire = &acquire;
+            threads.spawn(move || at.post("/v1/acquire", acquire).status)
+        });
+        let waiting = |server: &Server| {
+            let shown = fleet(server);
+            let of = |one: &Value| one["waiting"].as_u64().unwrap();
+            let mut each: Vec<_> = shown["instances"].as_array().unwrap().iter().map(of).collect();
+            each.sort_unstable();
+            (of(&shown), each)
+        };
+        for server in [one, two] {
+            until_true("all who wait are shown", || waiting(server) == (3, vec![1, 2]));
+        }
+        one.post("/v1/cancel", &json!({ "ticket": ticket }).to_string());
+        assert_eq!(waiters.map(|waiter| waiter.join().unwrap()), [200; 3]);
+        until_true("nobody waits", || waiting(two) == (0, vec![0, 0]));
+    });
+}
+
 /// Whoever asks one instance behind a load balancer sees what all of them do, and can look at one.
 #[test]
 fn totals_and_top_keys_are_those_of_all_instances_or_of_one() {

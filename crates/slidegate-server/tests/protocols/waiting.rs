@@ -388,6 +388,12 @@ fn a_flood_of_waiters_is_refused_when_its_queue_is_full() {
     assert_eq!(full.json()["reason"], "queue_full", "{}", full.body);
     assert!(full.body.contains("lets no more requests wait"), "{}", full.body);
     assert!(full.header("retry-after").is_some());
+    // Operators see why, among the events and in the figures.
+    let events = server.get("/v1/events?key=flood").json();
+    let reasons: Vec<_> =
+        events["events"].as_array().unwrap().iter().map(|event| event["reason"].as_str().unwrap()).collect();
+    assert!(!reasons.is_empty() && reasons.iter().all(|reason| *reason == "queue_full"), "{reasons:?}");
+    assert_eq!(server.count("slidegate_waits_total{outcome=\"full\"}"), (FLOOD - WAITING) as u64);
     // Another key is served at once, and another client of the key learns how long it would wait.
     assert_eq!(ask("victim", 0).status, 200);
     drop(flood);

@@ -203,6 +203,8 @@ struct FleetStatus<'a> {
     allowed_per_s: f64,
     /// Denied checks of the instances listed.
     denied_per_s: f64,
+    /// Calls that wait for their turn, on the instances listed.
+    waiting: u64,
     /// How many may decide by fallbacks, as the store is unavailable.
     degraded: usize,
     /// How long versions, configurations or time zone data have differed. `null`: they agree.
@@ -249,6 +251,8 @@ struct InstanceStatus<'a> {
     /// In its last interval of about 3 seconds.
     allowed_per_s: f64,
     denied_per_s: f64,
+    /// Calls that waited for their turn when it last published.
+    waiting: u64,
 }
 
 /// Spans, and the collector that they are sent to.
@@ -448,6 +452,7 @@ impl<'a> FleetStatus<'a> {
             unreadable_records: fleet.unreadable,
             allowed_per_s,
             denied_per_s,
+            waiting: fleet.instances.iter().fold(0, |sum, one| sum.saturating_add(one.record.waiting)),
             degraded: fleet.instances.iter().filter(|one| one.record.degraded).count(),
             differ: fleet.differs_for.map(|differs_for| VersionDifference {
                 for_ms: millis(differs_for),
@@ -479,6 +484,7 @@ impl<'a> InstanceStatus<'a> {
             denied: record.denied,
             allowed_per_s,
             denied_per_s,
+            waiting: record.waiting,
         }
     }
 }

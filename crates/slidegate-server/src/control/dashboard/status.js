@@ -153,7 +153,8 @@ function waitFact({ now, oldest_ms: oldest, turns, late, full, gone, p50_ms: p50
 
 /** The sum of all instances, then one line for each. */
 function fleetText({ instances, error, alone_since: since, ...all }) {
-  const rates = (one) => `${rate(one.allowed_per_s)} allowed, ${rate(one.denied_per_s)} denied`;
+  const waits = (one) => (one.waiting ? `, ${count(one.waiting)} waiting` : '');
+  const rates = (one) => `${rate(one.allowed_per_s)} allowed, ${rate(one.denied_per_s)} denied${waits(one)}`;
   const line = (one) => `${one.name}${one.this ? ' (this)' : ''}: ${rates(one)}${one.degraded ? ', store unavailable' : ''}`;
   const lines = [`${count(instances.length)} instance${instances.length === 1 ? '' : 's'}: ${rates(all)}`, ...instances.map(line)];
   return [...lines, error && `others are unknown since ${time(since)}: ${error}`].filter(Boolean).join('\n');

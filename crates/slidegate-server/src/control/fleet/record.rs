@@ -51,6 +51,9 @@ pub(crate) struct Record {
     /// Checks over all policies since the start.
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
+    /// Calls that wait for their turn now.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) waiting: u64,
     /// Checks in the last interval, and its length.
     pub(crate) recent: Recent,
     /// The busiest policies.
@@ -301,6 +304,7 @@ pub(crate) mod tests {
             time_zones: None,
             allowed: 0,
             denied: 0,
+            waiting: 0,
             recent: Recent::default(),
             policies: Vec::new(),
             more_policies: 0,
