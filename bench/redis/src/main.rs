@@ -15,6 +15,7 @@ mod peers;
 mod scripts;
 mod server;
 mod store;
+mod turns;
 
 use options::{Options, Part};
 use server::Server;
@@ -54,6 +55,9 @@ async fn run(options: &Options) -> Result<(), Failed> {
     }
     if options.has(Part::Calls) {
         module::run_calls(options).await?;
+    }
+    if options.has(Part::Turns) {
+        turns::run(&server).await?;
     }
     if options.has(Part::Attack) {
         attack::run(&server, options).await?;

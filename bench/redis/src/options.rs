@@ -7,7 +7,7 @@ use lexopt::prelude::*;
 pub(crate) const USAGE: &str = "\
 usage: slidegate-redis-bench [options]
 
-  --part NAME       only `scripts`, `store`, `holds`, `module`, `calls` or `attack`
+  --part NAME       only `scripts`, `store`, `holds`, `module`, `calls`, `turns` or `attack`
   --limit N         only this limit of `scripts`; may be repeated (10, 100, 1000, 10000)
   --rounds N        rounds, of which a row is the median (5)
   --seconds S       how long a row of `store` or `attack` lasts in a round (2)";
@@ -25,6 +25,8 @@ pub(crate) enum Part {
     Module,
     /// The cost of calls under several policies and of reservations by the module, against scripts.
     Calls,
+    /// How late those who wait have their turns.
+    Turns,
     /// The latency of one client while others fill the denial cache.
     Attack,
 }
@@ -91,7 +93,8 @@ fn part_of(text: &str) -> Result<Part, String> {
         "holds" => Ok(Part::Holds),
         "module" => Ok(Part::Module),
         "calls" => Ok(Part::Calls),
+        "turns" => Ok(Part::Turns),
         "attack" => Ok(Part::Attack),
-        _ => Err("the parts are scripts, store, holds, module, calls and attack".to_owned()),
+        _ => Err("the parts are scripts, store, holds, module, calls, turns and attack".to_owned()),
     }
 }

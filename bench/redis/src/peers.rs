@@ -226,8 +226,7 @@ pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Resu
         Ok::<_, Failed>(Policy::new(name, *quota)?.with_scope(["user"]))
     };
     let policies = PolicySet::new(quotas.iter().enumerate().map(policy).collect::<Result<Vec<_>, _>>()?)?;
-    let mut options =
-        RedisOptions::new(&server.url())?.with_deadline(DEADLINE);
+    let mut options = RedisOptions::new(&server.url())?.with_deadline(DEADLINE);
     if !habits.coalesces {
         options = options.without_batching();
     }
