@@ -278,6 +278,40 @@ async fn leases_last_until_their_end_while_the_store_is_away() {
     assert!(seen.used() >= admitted, "{seen:?}, {admitted} admitted");
 }
 
+/// A reset that an instance does not hear of leaves it the slice that it has, and no more. Until it hears again, it takes
+/// none.
+#[tokio::test]
+async fn who_does_not_hear_of_a_reset_uses_its_slice_and_takes_no_other() {
+    const LIMIT: u64 = 2000;
+    let server = RedisServer::builder().start();
+    let url = server.url_as_user();
+    let (one, other) =
+        (gate([leased("p", LIMIT)], options(&url)), gate([leased("p", LIMIT)], options(&server.url())));
+    until_leased(&one).await;
+    server.admin(&["ACL", "SETUSER", "slidegate", "resetchannels"]);
+    server.admin(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let before = stats(&one, "p").admitted;
+    assert!(other.reset(&of(1)).await.unwrap());
+    let mut admitted = 0;
+    loop {
+        let [by_one, by_other] = [check(&one, 1).await, check(&other, 1).await];
+        admitted += u64::from(by_one.is_allowed()) + u64::from(by_other.is_allowed());
+        // What is held may be given back.
+        if by_one.is_denied() && by_other.is_denied() && peek(&other).await.held() == 0 {
+            break;
+        }
+    }
+    let from_slices = stats(&one, "p").admitted - before;
+    assert!(admitted <= LIMIT + from_slices, "{admitted}, {from_slices} from slices");
+    assert!(other.reset(&of(1)).await.unwrap());
+    for _ in 0..LIMIT / 2 {
+        assert_eq!(check(&one, 1).await.source(), DecisionSource::Store);
+    }
+    server.admin(&["ACL", "SETUSER", "slidegate", "allchannels"]);
+    assert!(other.reset(&of(1)).await.unwrap());
+    until_leased(&one).await;
+}
+
 /// Instances that do not hear of resets, and keys that are not hot, are decided as without leases: call by call.
 #[tokio::test]
 async fn whoever_hears_no_news_and_keys_that_are_not_hot_have_no_leases() {
