@@ -280,7 +280,7 @@ fn no_order_of_events_exceeds_the_limit() {
 }
 
 #[test]
-#[ignore = "takes minutes: scripts/test --all"]
+#[ignore = "takes 20 seconds: scripts/test --all"]
 fn no_order_of_more_events_exceeds_the_limit() {
     assert_eq!(explore(World::new(3, 3), None).1, None);
 }
