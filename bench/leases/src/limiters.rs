@@ -136,12 +136,18 @@ fn of_trypema(decision: Result<RateLimitDecision, TrypemaError>) -> Outcome {
 }
 
 fn gate(options: &Options, url: &str, leases: bool) -> Result<RedisGate, Failed> {
-    let policy = Policy::new("per-user", Quota::new(options.limit, options.window)?)?.with_scope(["user"]);
-    // The judge is to see what the store decides.
-    let policy = policy.with_on_store_error(OnStoreError::Deny);
-    let policy = policy.with_lease(leases.then_some(LeaseLength::OfWindow));
+    let policy = |name: &str, limit: u64| -> Result<Policy, Failed> {
+        let policy = Policy::new(name, Quota::new(limit, options.window)?)?;
+        // The judge is to see what the store decides.
+        let policy = policy.with_on_store_error(OnStoreError::Deny);
+        Ok(policy.with_lease(leases.then_some(LeaseLength::OfWindow)))
+    };
+    let mut policies = vec![policy("per-user", options.limit)?.with_scope(["user"])];
+    if options.has_two_policies {
+        policies.push(policy("all", 2 * options.limit)?);
+    }
     let options = RedisOptions::new(url)?.with_deadline(DEADLINE);
-    Ok(SharedGate::new(PolicySet::new([policy])?, RedisStore::new(options)?)?)
+    Ok(SharedGate::new(PolicySet::new(policies)?, RedisStore::new(options)?)?)
 }
 
 /// The control, which exceeds the limit: counts windows that begin at multiples of their length, in slices of a

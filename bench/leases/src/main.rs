@@ -29,6 +29,7 @@ usage: slidegate-leases-bench [options]
   --load N          how many times the limit they ask for together (3)
   --steady          requests at a constant rate instead of in bursts
   --weights         costs of 1 to 5 instead of 1
+  --two-policies    slidegate: a second policy, of all users, with twice the limit
   --skew            the first process makes 80 % of the requests
   --faults          one process a second is killed and started again; Redis is stopped for 5 to 60 ms at a time";
 
@@ -43,6 +44,7 @@ struct Options {
     load: f64,
     is_steady: bool,
     is_weighted: bool,
+    has_two_policies: bool,
     is_skewed: bool,
     has_faults: bool,
 }
@@ -59,6 +61,7 @@ impl Options {
             load: 3.0,
             is_steady: false,
             is_weighted: false,
+            has_two_policies: false,
             is_skewed: false,
             has_faults: false,
         };
@@ -77,6 +80,7 @@ impl Options {
                 Long("load") => options.load = parser.value()?.parse()?,
                 Long("steady") => options.is_steady = true,
                 Long("weights") => options.is_weighted = true,
+                Long("two-policies") => options.has_two_policies = true,
                 Long("skew") => options.is_skewed = true,
                 Long("faults") => options.has_faults = true,
                 _ => return Err(argument.unexpected()),
