@@ -16,7 +16,10 @@
 //! ```
 //!
 //! An allowed request carries [`Limited`] in its extensions, and its response the header fields of
-//! [`HeaderOptions`]. A denied request never reaches the inner service.
+//! [`HeaderOptions`]. A denied request never reaches the inner service. Where policies [let requests
+//! wait](slidegate::Policy::with_wait), they queue for their turn before that. A client that hangs up leaves the queue,
+//! unless the layer reserves over a shared store, or [refunds](Refund) requests without a response: such a request waits
+//! on, and is refunded.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -196,6 +196,59 @@ async fn what_another_policy_denies_is_not_charged_to_a_lease() {
     }
 }
 
+/// Whatever four instances hold, a request is charged under all policies that limit it or under none: what is used under
+/// each is what its requests were admitted. On one thread: of several, one may take a unit from a lease, which another one
+/// settles before it is given back.
+#[tokio::test]
+async fn what_is_used_under_each_policy_is_what_was_admitted_under_it() {
+    const REQUESTS: usize = 300;
+    let server = RedisServer::start();
+    let scopes = ["user", "tenant", "model"];
+    let policies = || {
+        [3000, 5000, 100_000]
+            .into_iter()
+            .zip(scopes)
+            .map(|(limit, scope)| leased(scope, limit).with_scope([scope]))
+    };
+    let gates = [(); 4].map(|()| gate(policies(), options(&server.url())));
+    let ask = |gate: Arc<RedisGate>| async move {
+        let mut admitted = [0; 3];
+        for _ in 0..REQUESTS {
+            let (which, cost) = (fastrand::usize(1..8), fastrand::u64(1..4));
+            let is_limited = |at: usize| which >> at & 1 == 1;
+            let attributes = (0..3).filter(|at| is_limited(*at)).map(|at| (scopes[at], "one"));
+            let request = attributes
+                .fold(Request::new().with_cost(cost), |request, (name, value)| request.with(name, value));
+            if gate.check(&request).await.is_allowed() {
+                (0..3).filter(|at| is_limited(*at)).for_each(|at| admitted[at] += cost);
+            }
+        }
+        admitted
+    };
+    let callers: Vec<_> =
+        gates.iter().flat_map(|gate| [gate; 8]).map(|gate| tokio::spawn(ask(Arc::clone(gate)))).collect();
+    let mut admitted = [0; 3];
+    for caller in callers {
+        let by_one = caller.await.unwrap();
+        (0..3).for_each(|at| admitted[at] += by_one[at]);
+    }
+    for gate in &gates {
+        gate.store().primary().return_leases().await;
+    }
+    let all = scopes.iter().fold(Request::new(), |request, scope| request.with(scope, "one"));
+    let peeked = gates[0].peek(&all).await;
+    let used: Vec<_> = peeked.iter().map(|one| (one.decision().used(), one.decision().held())).collect();
+    let of_all = |count: fn(&LeaseStats) -> u64| {
+        gates.iter().flat_map(|gate| scopes.map(|scope| count(&stats(gate, scope)))).sum::<u64>()
+    };
+    assert!(of_all(|counts| counts.admitted) > 0);
+    for (used, admitted) in used.into_iter().zip(admitted) {
+        // A machine that is as slow as leases are long charges slices in full.
+        let is_right = used.0 == admitted || of_all(|counts| counts.expired) > 0 && used.0 > admitted;
+        assert!(is_right && used.1 == 0, "{used:?}, {admitted} admitted");
+    }
+}
+
 /// A cost that a slice has not left is decided on the whole limit, by a call that gives back what is left.
 #[tokio::test]
 async fn a_cost_above_what_is_left_settles_the_lease_in_its_call() {
