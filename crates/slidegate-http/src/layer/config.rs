@@ -69,8 +69,8 @@ impl<S: Store + 'static> ErasedGate for SharedGate<S> {
 
     fn decide_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
         let gate = self.gate();
-        // Nobody overtakes those who wait.
-        let store = self.store().as_local().filter(|_| gate.waiting() == 0)?;
+        // No check overtakes those who wait.
+        let store = self.store().as_local().filter(|_| verb != Verb::Check || gate.waiting() == 0)?;
         let decisions = gate.decide_now(store, Some(verb), requests, None);
         (!decisions.is_denied() || !gate.lets_wait()).then_some(decisions)
     }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use slidegate::{Gate, PolicySet, SharedGate};
-use slidegate_http::layer::{Attribute, RateLimitLayer};
+use slidegate_http::layer::{Attribute, RateLimitLayer, Refund};
 use slidegate_redis::{RedisOptions, RedisStore};
 use slidegate_testkit::redis::RedisServer;
 use tokio::task::yield_now;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{on_runtime_clock, policy, request};
@@ -90,6 +90,31 @@ async fn who_is_denied_by_a_policy_that_lets_nobody_wait_is_denied_at_once() {
         assert_eq!(send(kind, Arc::clone(&gate), "alice").await.0, 200, "{kind:?}");
         assert_eq!(send(kind, Arc::clone(&gate), "alice").await.0, 429, "{kind:?}");
         assert_eq!((begun.elapsed(), gate.waiting()), (secs(0), 0), "{kind:?}");
+    }
+}
+
+/// A request that fails after a second makes room for who waits, whether it is answered or not.
+#[tokio::test(start_paused = true)]
+async fn what_is_refunded_goes_to_who_waits_at_once() {
+    for is_answered in [true, false] {
+        let policies = [policy("all", "1/10s").with_wait(secs(15))];
+        let gate = on_runtime_clock(PolicySet::new(policies).unwrap());
+        let refund = Refund::server_errors().or_unanswered();
+        let layer = RateLimitLayer::builder(Arc::clone(&gate)).refund(refund).build().unwrap();
+        let fails = service_fn(move |_: Request<String>| async move {
+            sleep(secs(1)).await;
+            let response = Response::builder().status(500).body(String::new()).unwrap();
+            if is_answered { Ok(response) } else { Err("no response") }
+        });
+        let serves =
+            service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+        let begun = Instant::now();
+        let first = tokio::spawn(layer.layer(fails).oneshot(request(&[])));
+        yield_now().await;
+        let Ok(second) = layer.layer(serves).oneshot(request(&[])).await;
+        assert_eq!(second.status(), 200, "{is_answered}");
+        assert_eq!(first.await.unwrap().is_ok(), is_answered);
+        assert!((secs(1)..secs(2)).contains(&begun.elapsed()), "{is_answered}: {:?}", begun.elapsed());
     }
 }
 

@@ -57,3 +57,41 @@ pub(crate) fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port
     ports.extend(envoy_ports::bind(envoy, config.idle_timeout)?);
     Ok(ports)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::routing::MethodRouter;
+    use slidegate::MemoryStore;
+    use slidegate_testkit::TempDir;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::config;
+    use crate::engine::App;
+    use crate::wire::grpc::RateLimitHandler;
+    use crate::wire::ports::Shutdown;
+
+    /// Whoever reads the metrics after the start sees all protocols, also those whose tasks have not run yet.
+    #[tokio::test]
+    async fn protocols_are_in_the_metrics_before_they_serve() {
+        let config = config::tests::parse("resp: {listen: '127.0.0.1:0'}\ngrpc: {listen: '127.0.0.1:0'}");
+        let folder = TempDir::new("protocols");
+        let mut settings = Settings::of_folder(folder.path().to_owned());
+        let address = "127.0.0.1:0".parse().unwrap();
+        (settings.debug, settings.prometheus) = (Some(address), Some((address, "/metrics".to_owned())));
+        let ports = bind(&config, Some(&settings)).unwrap();
+        let grpc = config.grpc.clone();
+        let app = Arc::new(App::over(config, MemoryStore::new(), None).unwrap());
+        let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &grpc, None));
+        let (workers, metrics) = (Workers::start().unwrap(), MethodRouter::new());
+        let services = Services { app: Arc::clone(&app), workers, handler, metrics };
+        let [(_drain, draining), (_stop, stopped)] = [(); 2].map(|()| watch::channel(false));
+        let shutdown = Shutdown { draining, drain_delay: Duration::ZERO, stopped, grace: Duration::ZERO };
+        let serving = ports.into_iter().map(|port| port.serve(services.clone(), shutdown.clone()));
+        let _never_polled: Vec<_> = serving.collect();
+        let known: Vec<_> = app.connections.protocols().iter().map(|one| one.protocol).collect();
+        assert_eq!(known, ["resp", "grpc", "debug", "metrics"]);
+    }
+}
