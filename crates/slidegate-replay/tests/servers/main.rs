@@ -186,6 +186,8 @@ fn envoy_logs_are_read_as_the_requests_were_sent() {
 
 const HAPROXY: &str = "
 global
+    # Several threads may log requests in another order than that of their arrival.
+    nbthread 1
     log stdout format raw local0
     log stdout format rfc3164 local0
     log stdout format rfc5424 local0
