@@ -34,14 +34,16 @@ fn change(server: &Server, path: &str, body: &Value) -> Value {
     response.json()
 }
 
-/// Users and amounts of the expired reservations, oldest first.
+/// Users and amounts of the expired reservations, by their ends: an instance reports what ends within a moment in
+/// any order.
 fn expired(server: &Server) -> Vec<(String, u64)> {
-    let events = server.get("/v1/events").json()["events"].as_array().unwrap().clone();
+    let mut events = server.get("/v1/events").json()["events"].as_array().unwrap().clone();
+    events.sort_by_key(|event| event["until"].as_str().unwrap().to_owned());
     let one = |event: &Value| {
         assert_eq!((&event["verdict"], &event["reason"]), (&json!("expired"), &json!("expired")));
         (event["key"].as_str().unwrap().to_owned(), event["held"].as_u64().unwrap())
     };
-    events.iter().rev().map(one).collect()
+    events.iter().map(one).collect()
 }
 
 fn metric(server: &Server, line: &str) -> bool {
