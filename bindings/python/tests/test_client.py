@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import hashlib
 import json
 import os
@@ -9,13 +10,14 @@ import pathlib
 import pickle
 import random
 import socket
+import sys
 import tempfile
 import threading
 import time
 from datetime import timedelta
 
 import pytest
-from conftest import POLICIES, Service, free_port
+from conftest import POLICIES, Service, free_port, wait_until
 
 import slidegate
 from slidegate.client import AsyncClient, Client
@@ -251,6 +253,39 @@ def test_a_cancelled_call_does_not_leave_its_answer_to_the_next(fake_server):
         return (await client.check({"user": "alice"})).why
 
     assert asyncio.run(main()) == "1" and server.connections == 2
+
+
+# Connections belong to the thread of their event loop: closed by another one, they crash the process.
+@pytest.mark.parametrize("leave", ["dropped", "used by another loop", "dropped with its loop"])
+def test_connections_are_closed_by_their_own_event_loop(fake_server, monkeypatch, leave):
+    ended = []
+
+    def serve(server, connection):
+        while server.read_request(connection):
+            connection.sendall(response(ALLOWED))
+        ended.append(connection)
+
+    server, complaints = fake_server(serve), []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    loop = asyncio.new_event_loop()
+    loop.set_debug(True)  # refuses calls from other threads
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    client = AsyncClient(server.url, timeout=30)
+    asyncio.run_coroutine_threadsafe(client.check({"user": "alice"}), loop).result(30)
+    if leave == "used by another loop":
+        asyncio.run(client.check({"user": "alice"}))
+    if leave == "dropped with its loop":
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+    del client
+    gc.collect()
+    if leave != "dropped with its loop":
+        wait_until(lambda: len(ended) == server.connections, 30, "the end of the connections")
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    assert not complaints and server.connections == 1 + (leave == "used by another loop")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")

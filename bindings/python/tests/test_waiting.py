@@ -37,7 +37,8 @@ class Row:
         self.request, self.is_async, self.limit = request, is_async, None
         self.loop = uvloop.new_event_loop() if is_async else None
         if is_async:
-            threading.Thread(target=self.loop.run_forever, daemon=True).start()
+            self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+            self.thread.start()
         self.threads = concurrent.futures.ThreadPoolExecutor(16)
 
     def make(self, policies, **options):
@@ -89,6 +90,7 @@ class Row:
     def end(self):
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join(SOON)
         self.threads.shutdown()
 
 

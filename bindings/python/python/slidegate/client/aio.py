@@ -202,7 +202,7 @@ class AsyncClient(Turns[Mapping[str, str]]):
         loop = asyncio.get_running_loop()
         pool = self._pool
         if pool is None or not pool.is_of(loop):
-            # Those of another loop are closed with it.
+            # Those of another loop are closed by it.
             self._pool = pool = _Pool(loop, self._calls.max_connections)
         async with contextlib.nullcontext() if exchange.is_waiting else pool.places:
             streams = pool.take() or await self._connect()
@@ -259,5 +259,15 @@ class _Pool:
             streams[1].close()  # of one that waited
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop()[1][1].close()
+        _close(self._idle)
+
+    def __del__(self) -> None:
+        # Streams close when they are dropped, in whichever thread that is: only their loop's may.
+        if self._idle and self._pid == os.getpid():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and they with it
+                self._loop.call_soon_threadsafe(_close, self._idle)
+
+
+def _close(idle: list[tuple[float, _Streams]]) -> None:
+    while idle:
+        idle.pop()[1][1].close()
