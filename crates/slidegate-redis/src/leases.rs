@@ -115,13 +115,13 @@ impl Leases {
     /// Admits a request if it consists of checks that are decided each by its own key, and if leases have room for all:
     /// what a call decides is not taken from leases meanwhile, because a denial could not return it to one that was
     /// settled.
-    pub(crate) fn admit(&self, charges: &[Charge<'_>], names: &Names) -> Option<Answers> {
+    pub(crate) fn admit(&self, charges: &[Charge<'_>], names: &Names, decided: &mut Answers) -> bool {
         let is_leased = |charge: &Charge<'_>| charge.key.space.lease.is_some() && is_leasable(charge);
-        if self.open.load(Ordering::Relaxed) == 0 || !charges.iter().all(is_leased) {
-            return None;
+        if self.open.load(Ordering::Relaxed) == 0 || charges.is_empty() || !charges.iter().all(is_leased) {
+            return false;
         }
         let key = |charge: &Charge<'_>| self.secret.hash_of(&names.name(&charge.key));
-        self.take_all(charges.iter().map(|charge| (key(charge), charge.quota, charge.part.cost)))
+        self.take_all(charges.iter().map(|charge| (key(charge), charge.quota, charge.part.cost)), decided)
     }
 
     /// Admits a check that has waited for a call, if that has brought leases of all of its keys.
@@ -130,28 +130,32 @@ impl Leases {
             return None;
         }
         let key = |subject: &Subject| self.secret.hash_of(&subject.name);
-        self.take_all(
-            subjects.0.iter().map(|subject| (key(subject), &subject.quota, subject.part(cost).cost)),
-        )
+        let costs = subjects.0.iter().map(|subject| (key(subject), &subject.quota, subject.part(cost).cost));
+        let mut answers = Answers::new();
+        self.take_all(costs, &mut answers).then_some(answers)
     }
 
-    /// Takes each cost from the lease of its key, or nothing.
-    fn take_all<'q>(&self, costs: impl Iterator<Item = (u128, &'q Quota, u64)>) -> Option<Answers> {
-        let mut taken = SmallVec::<[Taken; 2]>::new();
-        let mut answers = Answers::new();
+    /// Takes each cost from the lease of its key and appends the decisions, or does nothing.
+    fn take_all<'q>(
+        &self,
+        costs: impl Iterator<Item = (u128, &'q Quota, u64)>,
+        decided: &mut Answers,
+    ) -> bool {
+        let (mut taken, before) = (SmallVec::<[Taken; 2]>::new(), decided.len());
         for (key, quota, cost) in costs {
             let Some((one, decision)) = self.take(key, quota, cost) else {
                 self.put_back(&taken);
-                return None;
+                decided.truncate(before);
+                return false;
             };
             taken.push(one);
-            answers.push(decision);
+            decided.push(decision);
         }
         // Not before: counters only grow.
         for Taken { counters, .. } in &taken {
             counters.admitted.fetch_add(1, Ordering::Relaxed);
         }
-        Some(answers)
+        true
     }
 
     /// Returns what was taken to its leases. What a lease that has ended meanwhile was settled to includes it.

@@ -153,9 +153,6 @@ impl RedisStore {
 impl SharedStore for RedisStore {
     async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        if let Some(answers) = self.calls.leases.admit(charges, &self.options.names) {
-            return Ok(answers);
-        }
         self.require_ticket_secret(charges).await.map_err(undecided)?;
         let deadline = self.calls.deadline();
         let subjects = self.subjects(charges);
@@ -196,6 +193,10 @@ impl SharedStore for RedisStore {
             denials.refunded(&subjects.keys(), deadline).await;
         }
         decided
+    }
+
+    fn apply_now(&self, charges: &[Charge<'_>], decided: &mut Answers) -> bool {
+        self.calls.leases.admit(charges, &self.options.names, decided)
     }
 
     /// The call is repeated if its connection is lost. Keys in several slots of a cluster are

@@ -117,6 +117,10 @@ impl Store for AnyStore {
         await_store!(self, store => store.apply(charges))
     }
 
+    fn apply_now(&self, charges: &[Charge<'_>], decided: &mut StoreDecisions) -> bool {
+        on_store!(self, store => store.apply_now(charges, decided))
+    }
+
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
         await_store!(self, store => store.check_once(charges, id))
     }

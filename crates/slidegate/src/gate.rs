@@ -218,21 +218,26 @@ impl<S: Store> Gate<S> {
             return decided;
         }
         let Some(blocks) = Blocks::of(charges, || self.store.wall_time()) else {
-            return match id.filter(|_| has_check(charges)) {
-                Some(id) => self.store.check_once(charges, id).await,
-                None => self.store.apply(charges).await,
-            };
+            return self.ask_store(charges, id).await;
         };
         let left = blocks.without_blocked(charges);
         let mut decided = if has_check(charges) && left.iter().all(|one| one.part.verb == Verb::Peek) {
             self.store.peek_blocked(&left).await
-        } else if let Some(id) = id.filter(|_| has_check(&left)) {
-            self.store.check_once(&left, id).await
         } else {
-            self.store.apply(&left).await
+            self.ask_store(&left, id).await
         };
         blocks.apply(charges, &mut decided.decisions);
         decided
+    }
+
+    /// Decides charges on keys that are not blocked.
+    async fn ask_store(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
+        let mut decided = StoreDecisions::default();
+        match id.filter(|_| has_check(charges)) {
+            Some(id) => self.store.check_once(charges, id).await,
+            None if self.store.apply_now(charges, &mut decided) => decided,
+            None => self.store.apply(charges).await,
+        }
     }
 }
 

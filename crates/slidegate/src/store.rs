@@ -69,6 +69,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Decides charges and applies them, all or none, in one atomic step.
     fn apply(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send;
 
+    /// Decides charges without a call, as leases allow a shared store, and appends the decisions. False if it has to be
+    /// called, which is the default. Nothing is charged then.
+    #[doc(hidden)]
+    fn apply_now(&self, charges: &[Charge<'_>], decided: &mut StoreDecisions) -> bool {
+        let _ = (charges, decided);
+        false
+    }
+
     /// Like [`apply`](Self::apply), with an idempotency key: a repeated call with the same `id`,
     /// keys and cost, within the longest window of its quotas and time of its holds, gets the first
     /// decisions and is not charged. Denied checks are decided again.

@@ -168,6 +168,14 @@ impl<S: SharedStore> Store for FallbackStore<S> {
         self.complete(charges, self.primary.apply(charges).await)
     }
 
+    fn apply_now(&self, charges: &[Charge<'_>], decided: &mut StoreDecisions) -> bool {
+        let is_decided = self.primary.apply_now(charges, &mut decided.decisions);
+        if is_decided {
+            self.local.record(charges, &decided.decisions);
+        }
+        is_decided
+    }
+
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
         self.complete(charges, self.primary.check_once(charges, id).await)
     }

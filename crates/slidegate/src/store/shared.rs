@@ -28,6 +28,13 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         charges: &[Charge<'_>],
     ) -> impl Future<Output = Result<PerCharge<Decision>, DecideError>> + Send;
 
+    /// Decides charges without a call. See [`Store::apply_now`](super::Store::apply_now).
+    #[doc(hidden)]
+    fn apply_now(&self, charges: &[Charge<'_>], decided: &mut PerCharge<Decision>) -> bool {
+        let _ = (charges, decided);
+        false
+    }
+
     /// Like [`apply`](Self::apply), with an idempotency key.
     ///
     /// # Errors
