@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use crate::http::{self, Response};
 use crate::process::command;
 
@@ -29,6 +31,13 @@ pub fn run(args: &[&str]) -> Output {
     // The default port may be in use.
     assert!(args[0] != "serve" || args.contains(&"--listen"), "{args:?}: give the address of a free port");
     slidegate().args(args).stdin(Stdio::null()).output().expect("the binary starts")
+}
+
+/// Lets this process open as many files as it may: of an ordinary user's 1,024, tests that flood a service need more.
+fn raise_descriptors() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // Where the system refuses, such a test fails, and says why.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// Bytes as text, for comparing and printing.
@@ -98,6 +107,8 @@ impl Server {
             .stderr(log)
             .spawn()
             .expect("the binary starts");
+        // Not before: a service raises its own.
+        raise_descriptors();
         let mut lines = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
         let mut greeting = String::new();
         let url = loop {
