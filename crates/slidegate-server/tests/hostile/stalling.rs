@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
+use slidegate_testkit::until_true;
+
 use crate::http2::{self, END_HEADERS, HEADERS};
 use crate::victim::{Protocol, Victim, fill, until_closed};
 
@@ -19,10 +21,10 @@ fn silent_sockets_of_one_protocol_lock_nobody_out() {
     for protocol in Protocol::ALL {
         let silent: Vec<_> = (0..MANY).map(|_| victim.connect(protocol)).collect();
         victim.assert_served();
-        // The budget, the connections that are being refused, and one that was just closed.
-        assert!(victim.descriptors() <= before + 200 + 64, "{}", victim.descriptors());
+        // The budget, and the connections that are being refused. One that gave up its place closes at its next turn.
+        until_true("descriptors are bounded", || victim.descriptors() <= before + 200 + 64);
         drop(silent);
-        slidegate_testkit::until_true("the silent ones are gone", || victim.connections("/open") < 10);
+        until_true("the silent ones are gone", || victim.connections("/open") < 10);
     }
     // A later flood may find a place free that its well-behaved clients then use.
     assert!(
