@@ -256,7 +256,8 @@ def test_a_cancelled_call_does_not_leave_its_answer_to_the_next(fake_server):
 
 
 # Connections belong to the thread of their event loop: closed by another one, they crash the process.
-@pytest.mark.parametrize("leave", ["dropped", "used by another loop", "dropped with its loop"])
+@pytest.mark.parametrize("leave", ["dropped", "used by another loop", "dropped with its loop", "dropped by a child"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
 def test_connections_are_closed_by_their_own_event_loop(fake_server, monkeypatch, leave):
     ended = []
 
@@ -272,7 +273,19 @@ def test_connections_are_closed_by_their_own_event_loop(fake_server, monkeypatch
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     client = AsyncClient(server.url, timeout=30)
-    asyncio.run_coroutine_threadsafe(client.check({"user": "alice"}), loop).result(30)
+
+    def check():
+        return asyncio.run_coroutine_threadsafe(client.check({"user": "alice"}), loop).result(60)
+
+    assert check().error is None
+    if leave == "dropped by a child":
+        child = os.fork()
+        if child == 0:
+            client = None
+            gc.collect()
+            os._exit(len(complaints))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert check().error is None and server.connections == 1
     if leave == "used by another loop":
         asyncio.run(client.check({"user": "alice"}))
     if leave == "dropped with its loop":

@@ -103,6 +103,9 @@ const CLOCK: &str = "SLIDEGATE_CLOCK_";
 /// A program, without settings from the environment of the tests.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
+    // Debian has servers there, where an ordinary user's path does not look.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     for (name, _) in std::env::vars_os() {
         let is_setting = name.to_str().is_some_and(|name| {
             USUAL.contains(&name.to_uppercase().as_str())

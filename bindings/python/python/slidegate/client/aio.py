@@ -262,10 +262,18 @@ class _Pool:
         _close(self._idle)
 
     def __del__(self) -> None:
-        # Streams close when they are dropped, in whichever thread that is: only their loop's may.
-        if self._idle and self._pid == os.getpid():
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and they with it
-                self._loop.call_soon_threadsafe(_close, self._idle)
+        # Streams close when they are dropped, in whichever thread or process that is: only their loop's may.
+        if not self._idle:
+            return
+        if self._pid != os.getpid():
+            _OF_PARENTS.append(self._idle)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and they with it
+            self._loop.call_soon_threadsafe(_close, self._idle)
+
+
+#: Connections of the process that forked this one. To close them would end its watch on them.
+_OF_PARENTS: list[list[tuple[float, _Streams]]] = []
 
 
 def _close(idle: list[tuple[float, _Streams]]) -> None:
