@@ -1,4 +1,5 @@
-//! Programs and commands in `docs/`, run as they are written but for their addresses.
+//! Programs and commands in `docs/`, run as they are written but for their addresses, and for how long they wait for
+//! slidegate.
 
 use slidegate_testkit::ports;
 use slidegate_testkit::process::{Process, command};
@@ -36,7 +37,9 @@ fn reserves(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
         let port = ports::free();
         let written = block_of(&page, first)
             .replace("3000", &port.to_string())
-            .replace("127.0.0.1:7979", &slidegate.address);
+            .replace("127.0.0.1:7979", &slidegate.address)
+            .replace("timeout(1000)", "timeout(60000)")
+            .replace("timeout=1)", "timeout=60)");
         std::fs::write(&file, written).unwrap();
         let mut command = command(dir.path(), &file, port);
         let out = std::fs::File::create(dir.path().join("log")).unwrap();
