@@ -1,6 +1,7 @@
 """Real servers on free loopback ports. Each test run starts its own, and stops only those."""
 
 import asyncio
+import http.client
 import itertools
 import os
 import shutil
@@ -58,8 +59,11 @@ class Server:
 
     def start(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: self.process.poll() is not None or accepts(self.port), what=self.command[0])
+        wait_until(lambda: self.process.poll() is not None or self.is_ready(), what=self.command[0])
         assert self.process.poll() is None, f"`{' '.join(self.command)}` ended at once"
+
+    def is_ready(self):
+        return accepts(self.port)
 
     def pause(self):
         self.process.send_signal(signal.SIGSTOP)
@@ -82,6 +86,17 @@ class Service(Server):
         config.write_text(f"policies:\n{policies}\n{extra}")
         port = free_port()
         super().__init__([binary, "serve", "--config", str(config), "--listen", f"127.0.0.1:{port}", *arguments], port)
+
+    # It answers when all its listeners are there. The first one accepts before.
+    def is_ready(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
 
     @property
     def url(self):

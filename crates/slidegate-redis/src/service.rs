@@ -161,7 +161,7 @@ impl ServiceStore for RedisStore {
         Box::pin(async move { claim::claim(&self.calls, &key, duration).await.map_err(error) })
     }
 
-    fn extend_claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<(), Error>> {
+    fn extend_claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>> {
         let key = self.options.names.claim(what);
         Box::pin(async move { claim::extend(&self.calls, &key, duration).await.map_err(error) })
     }

@@ -154,7 +154,11 @@ async fn of_all_instances_one_gets_a_claim_until_it_ends() {
     let short = Duration::from_millis(1);
     assert!(one.claim(b"bob", short).await.unwrap());
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert!(two.claim(b"bob", short).await.unwrap());
+    assert!(!one.extend_claim(b"bob", long).await.unwrap(), "it has ended");
+    assert!(two.claim(b"bob", long).await.unwrap());
+    assert!(!one.extend_claim(b"bob", long).await.unwrap(), "it is another's");
+    assert!(two.extend_claim(b"bob", long).await.unwrap());
     server.kill();
     assert!(one.claim(b"carol", short).await.is_err());
+    assert!(two.extend_claim(b"bob", long).await.is_err());
 }

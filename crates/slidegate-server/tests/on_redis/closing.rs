@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate::Calendar;
@@ -21,6 +22,8 @@ struct Receiver {
     received: Arc<Mutex<HashMap<String, (Value, usize)>>>,
     /// Its status.
     status: Arc<AtomicU16>,
+    /// While it has received this many, further senders wait.
+    most: Arc<AtomicUsize>,
 }
 
 impl Receiver {
@@ -28,10 +31,16 @@ impl Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/hooks", listener.local_addr().unwrap());
         let (received, status) = (Arc::<Mutex<HashMap<_, _>>>::default(), Arc::new(AtomicU16::new(204)));
-        let (known, answers) = (Arc::clone(&received), Arc::clone(&status));
+        let most = Arc::new(AtomicUsize::new(usize::MAX));
+        let (known, answers, bound) = (Arc::clone(&received), Arc::clone(&status), Arc::clone(&most));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let mut reader = BufReader::new(stream.unwrap());
+                while known.lock().unwrap().len() >= bound.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let stream = stream.unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+                let mut reader = BufReader::new(stream);
                 let head: Vec<_> = reader
                     .by_ref()
                     .lines()
@@ -44,7 +53,7 @@ impl Receiver {
                     continue;
                 };
                 let mut body = vec![0; length.parse().unwrap()];
-                // A sender may have been killed.
+                // A sender may have been killed or stopped.
                 if reader.read_exact(&mut body).is_err() {
                     continue;
                 }
@@ -60,11 +69,16 @@ impl Receiver {
                 let _ = reader.get_mut().write_all(answer.as_bytes());
             }
         });
-        Self { url, received, status }
+        Self { url, received, status, most }
     }
 
     fn count(&self) -> usize {
         self.received.lock().unwrap().len()
+    }
+
+    /// Messages that came more than once.
+    fn repeated(&self) -> usize {
+        self.received.lock().unwrap().values().filter(|(_, times)| *times > 1).count()
     }
 
     /// Totals by key, of messages that have not been taken before.
@@ -84,6 +98,11 @@ fn berlin() -> Calendar {
     Calendar::month().with_time_zone("Europe/Berlin").unwrap()
 }
 
+/// The machine's time, in microseconds since the epoch.
+fn now() -> i64 {
+    jiff::Timestamp::now().as_microsecond()
+}
+
 /// Two instances over a Redis server whose month ends soon, on one clock.
 struct Fleet {
     _folder: TempDir,
@@ -91,8 +110,7 @@ struct Fleet {
     receiver: Receiver,
     instances: Vec<Server>,
     config: String,
-    /// From the true time to the end of the month.
-    border_us: i64,
+    /// The end of the month, in microseconds since the epoch.
     border: i64,
 }
 
@@ -110,17 +128,8 @@ impl Fleet {
             receiver.url
         );
         let config = folder.file("slidegate.yaml", text);
-        let now = jiff::Timestamp::now().as_microsecond();
-        let border = i64::try_from(berlin().period(now.cast_unsigned()).end).unwrap();
-        let mut fleet = Self {
-            _folder: folder,
-            redis,
-            receiver,
-            instances: Vec::new(),
-            config,
-            border_us: border - now,
-            border,
-        };
+        let border = i64::try_from(berlin().period(now().cast_unsigned()).end).unwrap();
+        let mut fleet = Self { _folder: folder, redis, receiver, instances: Vec::new(), config, border };
         fleet.at(-3600 * SECOND_US);
         fleet.instances = (0..2).map(|_| fleet.instance()).collect();
         fleet
@@ -132,7 +141,7 @@ impl Fleet {
 
     /// Moves all clocks to this time after the border.
     fn at(&self, after_us: i64) {
-        self.redis.clock().set(self.border_us + after_us);
+        self.redis.clock().set(self.border - now() + after_us);
     }
 
     /// From the border to one so many months later.
@@ -149,35 +158,66 @@ impl Fleet {
     }
 }
 
-/// A bill must have each customer's month once, although an instance dies while it reports.
-#[test]
-fn a_thousand_totals_arrive_once_though_an_instance_is_killed_among_them() {
-    let mut fleet = Fleet::start("closing");
+/// Lets one of two instances report so many of the users' totals, and no more. Returns all totals, and which instance
+/// reports. The first hundred users have used 500 more in the next month.
+fn reporting(name: &str, users: u64, reports: usize) -> (Fleet, BTreeMap<String, u64>, usize) {
+    let fleet = Fleet::start(name);
+    fleet.receiver.most.store(reports, Ordering::Relaxed);
     let mut expected = BTreeMap::new();
-    for user in 0..1000 {
+    for user in 0..users {
         let (name, cost) = (format!("user-{user}"), 1 + user % 7);
         fleet.charge(0, &name, cost);
         fleet.charge(1, &name, 2);
         expected.insert(name, cost + 2);
     }
-    fleet.at(SECOND_US);
-    // Some are back before anything is reported.
-    (0..100).for_each(|user| fleet.charge(user, &format!("user-{user}"), 500));
+    for user in 0..100 {
+        // Nothing is reported in the first five seconds, however long this takes.
+        fleet.at(SECOND_US);
+        fleet.charge(user, &format!("user-{user}"), 500);
+    }
+    assert_eq!(fleet.receiver.count(), 0);
     fleet.at(60 * SECOND_US);
-    until_true("one instance reports", || fleet.receiver.count() >= 200);
+    until_true("one instance reports", || fleet.receiver.count() == reports);
     let sent = |server: &Server| server.count("slidegate_webhook_messages_total{outcome=\"sent\"}");
     let reporting = fleet.instances.iter().position(|server| sent(server) > 0).unwrap();
+    (fleet, expected, reporting)
+}
+
+const REPORTED: &str = "slidegate_notifications_total{policy=\"monthly\"}";
+
+/// Several instances report a period, one at a time: one that could not renew its claim must leave it to the others.
+#[test]
+fn an_instance_that_was_stopped_for_long_leaves_the_rest_to_the_one_that_has_its_claim() {
+    let (mut fleet, expected, stopped) = reporting("closing-stopped", 200, 40);
+    fleet.instances[stopped].signal("STOP");
+    fleet.at(100 * SECOND_US);
+    fleet.receiver.most.store(usize::MAX, Ordering::Relaxed);
+    until_true("the other one reports the rest", || fleet.receiver.count() == expected.len());
+    let other = fleet.instances.remove(1 - stopped);
+    until_true("all are acknowledged", || other.count(REPORTED) >= expected.len() as u64 - 40);
+    drop(other);
+    fleet.instances[0].signal("CONT");
+    // It reports the next month when it is through with this one.
+    fleet.at(fleet.months_us(1) + 60 * SECOND_US);
+    until_true("the next month is reported", || fleet.receiver.count() == expected.len() + 100);
+    let again = fleet.receiver.repeated();
+    assert!(again <= 16, "{again} were sent again");
+}
+
+/// A bill must have each customer's month once, although an instance dies while it reports.
+#[test]
+fn a_thousand_totals_arrive_once_though_an_instance_is_killed_among_them() {
+    let before = 200;
+    let (mut fleet, expected, reporting) = reporting("closing", 1000, before);
     fleet.instances[reporting].signal("KILL");
     let mut killed = fleet.instances.remove(reporting);
     killed.wait();
-    let before = fleet.receiver.count();
-    assert!((200..1000).contains(&before), "killed after {before}");
+    fleet.receiver.most.store(usize::MAX, Ordering::Relaxed);
     // The claim of the killed one ends.
     fleet.at(100 * SECOND_US);
     until_true("the other one reports the rest", || fleet.receiver.count() == 1000);
-    let by_other = "slidegate_notifications_total{policy=\"monthly\"}";
-    until_true("all are acknowledged", || fleet.instances[0].count(by_other) >= 1000 - before as u64);
-    let again: usize = fleet.receiver.received.lock().unwrap().values().map(|(_, times)| times - 1).sum();
+    until_true("all are acknowledged", || fleet.instances[0].count(REPORTED) >= 1000 - before as u64);
+    let again = fleet.receiver.repeated();
     assert!(again <= 16, "{again} were sent twice, with the same ids");
     let one = fleet.receiver.received.lock().unwrap().values().next().unwrap().0.clone();
     assert_eq!((&one["type"], &one["data"]["limit"]), (&json!("period.closed"), &json!(1000)), "{one}");

@@ -127,11 +127,12 @@ pub trait ServiceStore: fmt::Debug + Send + Sync {
     /// If the store did not reply; it may or may not be claimed.
     fn claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>>;
 
-    /// Sets how long a claim of this instance lasts from now on. By default an error.
+    /// Sets how long a claim of this instance lasts from now on. Returns false if it has ended: another instance may
+    /// have it by now, and this one must stop what it does under it. By default an error.
     ///
     /// # Errors
     /// If the store cannot, or did not reply.
-    fn extend_claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<(), Error>> {
+    fn extend_claim<'a>(&'a self, what: &'a [u8], duration: Duration) -> BoxFuture<'a, Result<bool, Error>> {
         let _ = (what, duration);
         Box::pin(ready(Err(Error::store("this store does not extend claims"))))
     }

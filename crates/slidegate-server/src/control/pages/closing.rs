@@ -2,8 +2,8 @@
 //!
 //! The store keeps totals until they are acknowledged, which follows the delivery. So what an instance did not report
 //! before it was killed is reported by another one, and a message that was sent twice has one id. A claim in the
-//! store, renewed at every step, decides which instance reports; after the last step it lasts until all totals
-//! have expired.
+//! store, renewed at every step, decides which instance reports. One that was stopped until its claim ended leaves the
+//! rest to the instance that has it then. After the last step the claim lasts until all totals have expired.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -99,7 +99,9 @@ impl Closing<'_> {
             let known = |total: ClosedTotal| self.calendar(&total).map(|calendar| (total, calendar));
             let totals: Vec<_> = step.totals.into_iter().filter_map(known).collect();
             for totals in totals.chunks(AT_ONCE) {
-                store.extend_claim(&claim, CLAIM).await?;
+                if !store.extend_claim(&claim, CLAIM).await? {
+                    return Ok(false);
+                }
                 let not_received = self.report(totals, step.until).await?;
                 left += not_received;
                 row = if not_received < totals.len() { 0 } else { row + not_received };
@@ -108,7 +110,9 @@ impl Closing<'_> {
                     return Ok(false);
                 }
             }
-            store.extend_claim(&claim, CLAIM).await?;
+            if !store.extend_claim(&claim, CLAIM).await? {
+                return Ok(false);
+            }
             from = step.next;
             if from.is_none() {
                 break;
