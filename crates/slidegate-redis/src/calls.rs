@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::Value;
 use redis_once::{Call, Client, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
 use slidegate::Quota;
+use slidegate::clock::Timestamp;
 use slidegate::internal::instant;
 use slidegate::store::BoxFuture;
 use tokio::time::Instant;
@@ -111,7 +112,7 @@ impl Calls {
             let native = command.map(|command| Native { command: command as usize, build: &build });
             let call = Call { script, keys: &keys, args: &args, native };
             let bound = subjects.reply_bound(is_once, has_holds);
-            let sent = instant();
+            let sent = self.now();
             let value = match self.reply(self.client.run(call, bound, deadline, last_failure).await) {
                 Err(failure) if is_for_holds(&failure) && !has_holds => {
                     has_holds = true;
@@ -126,7 +127,7 @@ impl Calls {
             };
             if let Some((answers, grants)) = self.answers(slot, subjects, terms, value, sent)? {
                 for lease in
-                    asked.iter().flat_map(|asked| asked.granted(subjects, &grants, (sent, instant())))
+                    asked.iter().flat_map(|asked| asked.granted(subjects, &grants, (sent, self.now())))
                 {
                     tokio::spawn(renew(Weak::clone(&self.own), lease));
                 }
@@ -161,9 +162,9 @@ impl Calls {
         subjects: &Subjects,
         terms: CallTerms<'_>,
         reply: Value,
-        sent: Instant,
+        sent: Timestamp,
     ) -> Result<Option<Decided>, Failure> {
-        let arrived = instant();
+        let arrived = self.now();
         match read(subjects, terms, reply).map_err(|unreadable| self.misread(slot, &unreadable))? {
             // Its time is the first reply's, not the server's current one.
             Reply::Done(answers, ..) if terms.is_once => Ok(Some((answers, Vec::new()))),
@@ -252,14 +253,14 @@ impl Calls {
         keys: &[Vec<u8>],
         deadline: Instant,
     ) -> Result<u64, Failure> {
-        if let Some(latest) = self.times.latest(slot, deadline) {
+        let (sent, left) = (self.now(), deadline.saturating_duration_since(instant()));
+        if let Some(latest) = self.times.latest(slot, sent + left) {
             return Ok(latest);
         }
-        let sent = instant();
         let us = self.server_time(keys.first().map_or(&[], Vec::as_slice), deadline).await?;
-        self.observe_time(slot, us, sent, instant());
+        self.observe_time(slot, us, sent, self.now());
         // If the clock was set back meanwhile, this call is late and is repeated.
-        Ok(self.times.latest(slot, deadline).unwrap_or(MOST))
+        Ok(self.times.latest(slot, sent + left).unwrap_or(MOST))
     }
 
     /// The time of the server that has this key, in microseconds.
@@ -277,8 +278,13 @@ impl Calls {
         })
     }
 
+    /// The time by a clock that goes on while the machine is suspended, as that of the servers does.
+    pub(super) fn now(&self) -> Timestamp {
+        self.leases.now()
+    }
+
     /// Records the server time of a reply to a call of this slot.
-    pub(super) fn observe_time(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
+    pub(super) fn observe_time(&self, slot: u16, server_us: u64, sent: Timestamp, arrived: Timestamp) {
         self.times.observe_time(slot, server_us, (sent, arrived), || self.client.holder_name(slot));
     }
 
@@ -310,11 +316,11 @@ impl Calls {
     }
 }
 
-/// Renews a lease of this key and id at a time before its end, or settles it, if it is still open by then. Boxed,
+/// Renews a lease of this key and id after a time, before its end, or settles it, if it is still open by then. Boxed,
 /// because the call that renews it spawns the next.
-fn renew(calls: Weak<Calls>, (key, id, at): (u128, u64, Instant)) -> BoxFuture<'static, ()> {
+fn renew(calls: Weak<Calls>, (key, id, after): (u128, u64, Duration)) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        tokio::time::sleep_until(at).await;
+        tokio::time::sleep(after).await;
         let Some(calls) = calls.upgrade() else { return };
         if let Some(subject) = calls.leases.due(key, id) {
             calls.settle(&subject).await;

@@ -19,10 +19,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::internal::{HashSeed, SetTable, Waits};
+use slidegate::clock::Timestamp;
+use slidegate::internal::{HashSeed, SetTable, Waits, micros};
 use slidegate::{Decision, DecisionSource, verb::Verb};
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use crate::call::{Answers, Subjects};
 
@@ -36,10 +36,9 @@ const RELEASES: usize = SetTable::<KeysHash, Denial>::CAPACITY;
 /// full cache takes about 10 MB.
 pub(crate) struct DenialCache {
     denials: SetTable<KeysHash, Denial>,
-    /// When a hold of a key with this hash was last changed here: microseconds since `created`,
-    /// plus one; 0 for never.
+    /// When a hold of a key with this hash was last changed here: microseconds since the
+    /// epoch, plus one; 0 for never.
     releases: Box<[AtomicU64]>,
-    created: Instant,
     /// The key of the hash. Random, so that clients cannot choose the set of a key.
     secret: HashSeed,
     /// Whether invalidations are received.
@@ -49,9 +48,9 @@ pub(crate) struct DenialCache {
 struct Denial {
     cost: u64,
     answers: SmallVec<[Decision; 1]>,
-    sent: Instant,
+    sent: Timestamp,
     /// When the first of the denying keys has capacity again.
-    until: Instant,
+    until: Timestamp,
     /// Whether it was used since its set was last full of used denials.
     is_used: bool,
 }
@@ -66,7 +65,7 @@ pub(crate) struct DenialTicket {
     keys: KeysHash,
     is_peek: bool,
     generation: u64,
-    sent: Instant,
+    sent: Timestamp,
 }
 
 impl Default for DenialCache {
@@ -74,7 +73,6 @@ impl Default for DenialCache {
         Self {
             denials: SetTable::default(),
             releases: (0..RELEASES).map(|_| AtomicU64::new(0)).collect(),
-            created: slidegate::internal::instant(),
             secret: HashSeed::random(),
             subscribed: AtomicBool::new(false),
         }
@@ -107,7 +105,7 @@ impl DenialCache {
         &self,
         subjects: &Subjects,
         cost: u64,
-        now: Instant,
+        now: Timestamp,
     ) -> Result<Answers, DenialTicket> {
         let is_peek = subjects.0.iter().all(|subject| subject.part.verb == Verb::Peek);
         let keys = self.secret.hash_of(&(subjects.of_denial(), is_peek.then_some(cost)));
@@ -122,9 +120,9 @@ impl DenialCache {
         };
         denial.is_used = true;
         let mut answers: Answers = denial.answers.iter().copied().collect();
-        let passed = now.saturating_duration_since(denial.sent);
+        let passed = now - denial.sent;
         drop(set);
-        let passed_us = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
+        let passed_us = micros(passed);
         for (subject, answer) in subjects.0.iter().zip(&mut answers) {
             let Waits { retry_us, reset_us, frees_us } = &mut answer.waits;
             for wait in [reset_us, frees_us] {
@@ -184,23 +182,19 @@ impl DenialCache {
 
     /// Ends the denials and peeks of a key whose hold was changed, or where a charge was returned
     /// or a penalty charged. A call for the key in flight may have been decided before that.
-    pub(crate) fn release(&self, name: &[u8], now: Instant) {
-        self.release_of(name).fetch_max(self.micros(now) + 1, Ordering::SeqCst);
+    pub(crate) fn release(&self, name: &[u8], now: Timestamp) {
+        self.release_of(name).fetch_max(now.as_micros() + 1, Ordering::SeqCst);
     }
 
     /// Whether one of these keys was released at this time or later.
-    fn is_released_since(&self, subjects: &Subjects, sent: Instant) -> bool {
-        let sent_us = self.micros(sent);
+    fn is_released_since(&self, subjects: &Subjects, sent: Timestamp) -> bool {
+        let sent_us = sent.as_micros();
         subjects.0.iter().any(|subject| self.release_of(&subject.name).load(Ordering::SeqCst) > sent_us)
     }
 
     fn release_of(&self, name: &[u8]) -> &AtomicU64 {
         let index = lowest_bits(self.secret.hash_of(&name)) % RELEASES as u64;
         &self.releases[usize::try_from(index).unwrap_or_default()]
-    }
-
-    fn micros(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.created).as_micros()).unwrap_or(u64::MAX - 1)
     }
 
     /// Invalidates every denial in one step.
@@ -217,7 +211,7 @@ fn lowest_bits(hash: u128) -> u64 {
 #[cfg(test)]
 mod tests {
 
-    use slidegate::{Quota, Verdict, clock::Timestamp};
+    use slidegate::{Quota, Verdict};
 
     use super::*;
     use crate::call::{Subject, check_of_nothing};
@@ -254,21 +248,21 @@ mod tests {
     }
 
     /// Checks as the store does. Returns whether the server, which denies, had to be called.
-    fn check(cache: &DenialCache, user: u64, now: Instant, retry_us: u64) -> bool {
+    fn check(cache: &DenialCache, user: u64, now: Timestamp, retry_us: u64) -> bool {
         let subjects = subjects(user);
         let Err(ticket) = cache.answer(&subjects, 1, now) else { return false };
         cache.insert(&subjects, 1, &denied(retry_us), ticket);
         true
     }
 
-    fn is_cached(cache: &DenialCache, user: u64, now: Instant) -> bool {
+    fn is_cached(cache: &DenialCache, user: u64, now: Timestamp) -> bool {
         cache.answer(&subjects(user), 1, now).is_ok()
     }
 
     /// The cache is for clients that keep retrying: a flood of others must not evict their denials.
     #[test]
     fn denials_that_are_asked_for_again_outlast_a_flood_of_others() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
+        let (cache, now) = (subscribed(), Timestamp::from_secs(1));
         check(&cache, 0, now, HOUR_US);
         for user in 1..4 * RELEASES as u64 {
             // A tenth of them ends later than the one that is asked for, which does not matter.
@@ -282,7 +276,7 @@ mod tests {
     /// An ended denial must neither be used nor replace others.
     #[test]
     fn ended_denials_are_replaced_before_those_that_are_true() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
+        let (cache, now) = (subscribed(), Timestamp::from_secs(1));
         assert!(size_of::<(KeysHash, Denial)>() * RELEASES <= 10 << 20, "as the cache's comment says");
         let hash_of = |user: u64| cache.secret.hash_of(&(subjects(user).of_denial(), None::<u64>));
         let in_first_set = |user: &u64| lowest_bits(hash_of(*user)).trailing_zeros() >= 13;
@@ -290,8 +284,8 @@ mod tests {
         for (at, user) in users[..8].iter().enumerate() {
             assert!(check(&cache, *user, now, if at == 3 { 1_000_000 } else { HOUR_US }));
         }
-        let later = now + Duration::from_secs(1);
-        assert!(is_cached(&cache, users[3], later - Duration::from_micros(1)));
+        let (earlier, later) = (now + Duration::from_micros(999_999), now + Duration::from_secs(1));
+        assert!(is_cached(&cache, users[3], earlier));
         assert!(!is_cached(&cache, users[3], later));
         assert!(check(&cache, users[8], later, HOUR_US));
         for (at, user) in users.iter().enumerate() {
@@ -302,7 +296,7 @@ mod tests {
     /// A denial that was decided before a refund would deny what the refund admits.
     #[test]
     fn what_was_asked_before_all_was_forgotten_is_not_cached() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
+        let (cache, now) = (subscribed(), Timestamp::from_secs(1));
         let subjects = subjects(1);
         let ticket = cache.answer(&subjects, 1, now).unwrap_err();
         cache.clear();
@@ -328,7 +322,7 @@ mod tests {
     /// Another instance that settles says nothing, and a client that is denied must find out soon.
     #[test]
     fn a_denial_of_a_key_with_holds_is_cached_for_a_tenth_of_a_second() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
+        let (cache, now) = (subscribed(), Timestamp::from_secs(1));
         for (user, wait_us, lasts_us) in [(1, HOUR_US, 100_000), (2, 40_000, 40_000)] {
             let subjects = subjects(user);
             let ticket = cache.answer(&subjects, 1, now).unwrap_err();
@@ -342,7 +336,7 @@ mod tests {
     /// way meanwhile is not cached.
     #[test]
     fn what_is_settled_or_cancelled_here_ends_denials_of_its_key_that_were_asked_before() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
+        let (cache, now) = (subscribed(), Timestamp::from_secs(1));
         let at = |ms| now + Duration::from_millis(ms);
         let slot = |user: u64| std::ptr::from_ref(cache.release_of(&subjects(user).0[0].name));
         let other = (2..).find(|user| slot(*user) != slot(1)).unwrap();
@@ -377,7 +371,7 @@ mod tests {
         for (answers, lasts_us) in
             [(denied(1), 6_250), (denied(HOUR_US), HOUR_US), (held(1), 6_250), (held(HOUR_US), 50_000)]
         {
-            let (cache, now) = (subscribed(), slidegate::internal::instant());
+            let (cache, now) = (subscribed(), Timestamp::from_secs(1));
             let mut subjects = subjects(1);
             subjects.0[0].lease_us = 50_000;
             let ticket = cache.answer(&subjects, 1, now).unwrap_err();
@@ -390,7 +384,7 @@ mod tests {
     /// Each reservation has an id of its own; what is denied is the same.
     #[test]
     fn a_reservation_is_answered_by_the_denial_of_another_one_and_not_by_that_of_a_check() {
-        let (cache, now) = (subscribed(), slidegate::internal::instant());
+        let (cache, now) = (subscribed(), Timestamp::from_secs(1));
         let reserving = |id| {
             let mut subjects = subjects(1);
             let unsettled = slidegate::reserve::Unsettled::Charge;

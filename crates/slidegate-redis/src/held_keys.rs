@@ -5,13 +5,13 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
+use slidegate::clock::Timestamp;
 use slidegate::internal::SetTable;
-use tokio::time::Instant;
 
 /// Keys with holds, by hash, and when that was noted. Allocated by the first one: without
 /// reservations a call costs one extra load.
 #[derive(Debug, Default)]
-pub(super) struct HeldKeys(SetTable<u64, Instant>);
+pub(super) struct HeldKeys(SetTable<u64, Timestamp>);
 
 impl HeldKeys {
     /// Whether one of these keys had holds when it was last decided.
@@ -21,7 +21,7 @@ impl HeldKeys {
     }
 
     /// Notes whether a key has holds. A full set gives up what was noted longest ago.
-    pub(super) fn note(&self, name: &[u8], has_holds: bool, now: Instant) {
+    pub(super) fn note(&self, name: &[u8], has_holds: bool, now: Timestamp) {
         let hash = hash(name);
         if has_holds {
             self.0.set(hash).insert(hash, now, |noted| *noted);
@@ -44,7 +44,7 @@ mod tests {
     /// Keys without reservations must run the scripts that they ran before there were any.
     #[test]
     fn a_key_is_known_until_it_has_no_holds() {
-        let (keys, now) = (HeldKeys::default(), slidegate::internal::instant());
+        let (keys, now) = (HeldKeys::default(), Timestamp::EPOCH);
         let knows = |name: &'static [u8]| keys.have_one_of([&b"other"[..], name].into_iter());
         assert!(!knows(b"alice"));
         keys.note(b"bob", false, now);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use redis::Value;
 use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
-use slidegate::internal::{HoldChange, MetQuota, QuotaFields, TicketPart, VerbEffect, instant};
+use slidegate::internal::{HoldChange, MetQuota, QuotaFields, TicketPart, VerbEffect};
 use slidegate::reserve::{HoldStatus, Unsettled};
 use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
 use slidegate::{Algorithm, Quota, clock::Timestamp};
@@ -243,7 +243,7 @@ async fn change_in_slot(
         let mut args = vec![latest.to_string().into_bytes()];
         args.extend(changes.iter().flat_map(|(_, change)| change.args(latest)));
         let script = &calls.scripts().change_holds;
-        let (sent, unread) = (instant(), LastFailure::default());
+        let (sent, unread) = (calls.now(), LastFailure::default());
         let build = || {
             let sent = |one: &KeyChange| KeyChange { quota: one.quota.sent_at(latest), ..*one };
             let changes = changes.iter().map(|(_, one)| sent(&one.change)).collect();
@@ -255,7 +255,7 @@ async fn change_in_slot(
             Ok(value) => {
                 let replied = read(changes, value);
                 let (now, reply) = replied.map_err(|unreadable| calls.misread(slot, &unreadable))?;
-                calls.observe_time(slot, now, sent, instant());
+                calls.observe_time(slot, now, sent, calls.now());
                 if let Some(answers) = reply {
                     return Ok(answers);
                 }
@@ -285,7 +285,7 @@ impl<'a> Released<'a> {
     }
 
     fn end_denials(&self) {
-        let now = instant();
+        let now = self.calls.now();
         for (_, change) in self.changes.iter().filter(|(_, change)| change.frees()) {
             self.calls.denials.cache.release(&change.name, now);
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 use redis_once::{Client, Connector};
+use slidegate::clock::SystemClock;
 use slidegate::internal::{instant, jitter};
 use slidegate::store::{OnFreed, Watch};
 use tokio::sync::Notify;
@@ -65,7 +66,7 @@ impl Denials {
         Arc::new(Self {
             client,
             cache: DenialCache::default(),
-            leases: Arc::new(Leases::new(&instance)),
+            leases: Arc::new(Leases::new(&instance, SystemClock::new())),
             waiters: Arc::default(),
             are_cached,
             instance,

@@ -13,14 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use slidegate::clock::{Clock, Timestamp};
 use slidegate::internal::{
-    Demand, HashSeed, LEAST_REQUESTS, SetTable, Slice, Waits, holder_of, instant, micros, renewed_after_us,
-    usable_us,
+    Demand, HashSeed, LEAST_REQUESTS, SetTable, Slice, Waits, holder_of, renewed_after_us, usable_us,
 };
 use slidegate::store::{Charge, LeaseStats};
 use slidegate::{Decision, DecisionSource, Excess, Quota, verb::Verb};
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use crate::call::{Answers, LeaseTerms, Subject, Subjects};
 use crate::names::Names;
@@ -45,7 +44,7 @@ pub(crate) struct Leases {
     open: AtomicU64,
     /// How often leases were ended by news.
     ended: AtomicU64,
-    created: Instant,
+    clock: Box<dyn Clock>,
     /// Set when the process ends: no lease is taken any more.
     is_closed: AtomicBool,
     counters: CountersByPolicy,
@@ -98,7 +97,8 @@ pub(crate) struct Asked<'l> {
 }
 
 impl Leases {
-    pub(crate) fn new(instance: &str) -> Self {
+    /// With a clock that goes on while the machine is suspended: a lease ends meanwhile.
+    pub(crate) fn new(instance: &str, clock: impl Clock + 'static) -> Self {
         Self {
             keys: SetTable::default(),
             secret: HashSeed::random(),
@@ -106,7 +106,7 @@ impl Leases {
             next: AtomicU64::new(fastrand::u64(..)),
             open: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            created: instant(),
+            clock: Box::new(clock),
             is_closed: AtomicBool::new(false),
             counters: CountersByPolicy::default(),
         }
@@ -177,7 +177,7 @@ impl Leases {
         }
         let mut now_us = 0;
         let is_admitted = lease.slice.take(cost, || {
-            now_us = self.micros(instant());
+            now_us = self.now().as_micros();
             now_us
         });
         is_admitted.then(|| {
@@ -195,7 +195,7 @@ impl Leases {
         if !subjects.0.iter().any(is_leased) {
             return asked;
         }
-        let now_us = self.micros(instant());
+        let now_us = self.now().as_micros();
         // Nothing is admitted from leases where one of the keys has none.
         let may_ask = is_heard && subjects.0.iter().all(Subject::is_leasable);
         for (at, subject) in subjects.0.iter().enumerate() {
@@ -289,7 +289,7 @@ impl Leases {
             let key = self.secret.hash_of(&subject.name);
             let mut set = self.keys.set(lowest_bits(key));
             let Some(lease) = set.get_mut(key).and_then(|known| known.lease.as_ref()) else { continue };
-            if !lease.is_usable(self.micros(instant())) {
+            if !lease.is_usable(self.now().as_micros()) {
                 continue;
             }
             let left = lease.slice.left().min(answer.held);
@@ -333,7 +333,7 @@ impl Leases {
 
     /// Counts by policy, and what open leases have left.
     pub(crate) fn stats(&self) -> BTreeMap<String, LeaseStats> {
-        let now_us = self.micros(instant());
+        let now_us = self.now().as_micros();
         let mut stats = self.counters.stats();
         self.keys.each_set(|set| {
             for lease in set.values_mut().filter_map(|known| known.lease.as_ref()) {
@@ -348,8 +348,9 @@ impl Leases {
         stats
     }
 
-    fn micros(&self, at: Instant) -> u64 {
-        micros(at.saturating_duration_since(self.created))
+    /// The time by which leases and cached denials end.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 }
 
@@ -400,14 +401,14 @@ impl Lease {
 
 impl Asked<'_> {
     /// Takes what was granted by a call that was `sent` and has `arrived`. Returns the keys and ids of the leases, and
-    /// when they are to be renewed.
+    /// how much later they are to be renewed.
     pub(crate) fn granted(
         &self,
         subjects: &Subjects,
         grants: &[Grant],
-        (sent, arrived): (Instant, Instant),
-    ) -> SmallVec<[(u128, u64, Instant); 1]> {
-        let (sent_us, arrived_us) = (self.leases.micros(sent), self.leases.micros(arrived));
+        (sent, arrived): (Timestamp, Timestamp),
+    ) -> SmallVec<[(u128, u64, Duration); 1]> {
+        let (sent_us, arrived_us) = (sent.as_micros(), arrived.as_micros());
         let mut taken = SmallVec::new();
         for (at, (terms, key)) in self.terms.iter().zip(&self.keys).enumerate() {
             let Some(terms) = terms else { continue };
@@ -441,7 +442,8 @@ impl Asked<'_> {
                 // The key was forgotten meanwhile, and asked about again by another call.
                 self.leases.run_out(&former);
             }
-            taken.push((*key, terms.id, sent + Duration::from_micros(renewed_after_us(grant.ttl_us))));
+            let renewed = sent + Duration::from_micros(renewed_after_us(grant.ttl_us));
+            taken.push((*key, terms.id, renewed - arrived));
         }
         taken
     }
@@ -467,7 +469,7 @@ fn lowest_bits(hash: u128) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::clock::Timestamp;
+    use slidegate::clock::ManualClock;
 
     use super::*;
     use crate::call::check_of_nothing;
@@ -509,12 +511,17 @@ mod tests {
         Duration::from_millis(number)
     }
 
+    fn leases() -> (Leases, ManualClock) {
+        let clock = ManualClock::new();
+        (Leases::new("one", clock.clone()), clock)
+    }
+
     /// The reply to a call and the news of a reset come by different connections.
-    #[tokio::test(start_paused = true)]
-    async fn a_lease_that_was_asked_for_before_a_reset_is_not_used() {
+    #[test]
+    fn a_lease_that_was_asked_for_before_a_reset_is_not_used() {
         for (reset, is_used) in [(None, true), (Some(vec![b"sg1:p:alice".to_vec()]), false)] {
-            let leases = Leases::new("one");
-            let (asked, now) = (ask(&leases), instant());
+            let (leases, clock) = leases();
+            let (asked, now) = (ask(&leases), clock.now());
             assert!(!wants(&leases), "one call asks at a time");
             leases.end(Some(&reset.unwrap_or_default()));
             assert_eq!(asked.granted(&subjects(), &granted(50), (now, now)).len(), 1);
@@ -529,17 +536,17 @@ mod tests {
     }
 
     /// What is not used is given back, what is used is asked for again, and nothing is taken of it meanwhile.
-    #[tokio::test(start_paused = true)]
-    async fn a_lease_is_settled_to_what_was_used_and_renewed_only_if_something_was() {
+    #[test]
+    fn a_lease_is_settled_to_what_was_used_and_renewed_only_if_something_was() {
         for used in [0, 20] {
-            let leases = Leases::new("one");
-            let now = instant();
+            let (leases, clock) = leases();
+            let now = clock.now();
             let first = ask(&leases);
             let LeaseTerms { settled: None, id, .. } = first.terms[0].unwrap() else { panic!("it has none") };
             first.granted(&subjects(), &granted(50), (now, now));
             drop(first);
             let taken: Vec<_> = (0..used).map(|_| take(&leases).unwrap()).collect();
-            tokio::time::advance(ms(40)).await;
+            clock.advance(ms(40));
             let renewal = leases.ask(&subjects(), &[], true);
             let terms = renewal.terms[0].unwrap();
             assert_eq!((terms.settled, terms.want > 0), (Some((id, used)), used > 0));
@@ -552,14 +559,14 @@ mod tests {
     }
 
     /// The end counts from before the call was sent, whenever its reply comes.
-    #[tokio::test(start_paused = true)]
-    async fn a_slow_way_leaves_less_of_a_lease_and_is_not_tried_again_soon() {
+    #[test]
+    fn a_slow_way_leaves_less_of_a_lease_and_is_not_tried_again_soon() {
         for (way, is_used, asks_again) in [(ms(1), true, true), (ms(45), true, false), (ms(60), false, false)]
         {
-            let leases = Leases::new("one");
-            let (asked, sent) = (ask(&leases), instant());
-            tokio::time::advance(way).await;
-            asked.granted(&subjects(), &granted(50), (sent, instant()));
+            let (leases, clock) = leases();
+            let (asked, sent) = (ask(&leases), clock.now());
+            clock.advance(way);
+            asked.granted(&subjects(), &granted(50), (sent, clock.now()));
             drop(asked);
             assert_eq!(take(&leases).is_some(), is_used, "{way:?}");
             assert_eq!(wants(&leases), asks_again, "{way:?}");

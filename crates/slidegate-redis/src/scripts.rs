@@ -14,6 +14,8 @@ use slidegate::Algorithm;
 
 use self::assemble::{Assembled, RATES, code};
 
+/// The script that counts a canary up.
+const CANARY: &str = include_str!("../lua/canary.lua");
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../lua/control_document.lua");
 /// The script that acknowledges totals of ended windows.
@@ -42,6 +44,8 @@ pub(crate) struct Scripts {
     pub(crate) decide_with_holds: Script,
     /// Changes holds of any keys.
     pub(crate) change_holds: Script,
+    /// Counts a canary up.
+    pub(crate) canary: Script,
     /// Replaces the control document.
     pub(crate) control_document: Script,
     /// Acknowledges totals of ended windows.
@@ -79,6 +83,7 @@ impl Scripts {
             decide_all: script(decide_all),
             decide_with_holds: script(decide_with_holds),
             change_holds: script(change_holds),
+            canary: script(code(CANARY)),
             control_document: script(code(CONTROL_DOCUMENT)),
             closed: script(code(CLOSED)),
             instances: script(code(INSTANCES)),
@@ -107,12 +112,21 @@ mod tests {
             scripts.iter().zip(Algorithm::ALL).map(move |(script, of)| (format!("{name} {of:?}"), script))
         });
         let Scripts { decide_all, decide_with_holds, change_holds, .. } = Scripts::of(reads_expiry);
-        let Scripts { closed, control_document, instances, instance_records, self_test, server_time, .. } =
-            Scripts::of(reads_expiry);
+        let Scripts {
+            canary,
+            closed,
+            control_document,
+            instances,
+            instance_records,
+            self_test,
+            server_time,
+            ..
+        } = Scripts::of(reads_expiry);
         let others = [
             ("decide_all", decide_all),
             ("decide_with_holds", decide_with_holds),
             ("change_holds", change_holds),
+            ("canary", canary),
             ("closed", closed),
             ("instances", instances),
             ("instance_records", instance_records),
@@ -148,7 +162,8 @@ mod tests {
     fn every_script_with_a_clock_can_read_it_by_expiry() {
         for ((name, by_time), (_, by_expiry)) in all(false).into_iter().zip(all(true)) {
             let reads = usize::from(
-                !["closed", "control_document", "instance_records", "self_test"].contains(&name.as_str()),
+                !["canary", "closed", "control_document", "instance_records", "self_test"]
+                    .contains(&name.as_str()),
             );
             assert_eq!(by_time.matches("'TIME'").count(), reads, "{name}: {by_time}");
             assert_eq!(by_expiry.matches("'PEXPIRETIME'").count(), reads, "{name}: {by_expiry}");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use redis_once::{Client, Failure, LastFailure, slot};
-use slidegate::internal::{HoldChange, ResetCounts, instant};
+use slidegate::internal::{HoldChange, ResetCounts};
 use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::store::{
     Charge, DecideError, HeldCharge, HoldAnswer, HoldCall, KeyInspection, OnFreed, PolicyReset, ResetCursor,
@@ -80,7 +80,7 @@ impl RedisStore {
             client,
             patience: options.connection.deadline,
             reads_expiry: AtomicBool::new(false),
-            times: ServerTimes::new(slots, instant()),
+            times: ServerTimes::new(slots),
             held: HeldKeys::default(),
             counts: Counts::default(),
         });
@@ -121,7 +121,7 @@ impl RedisStore {
     fn cached(&self, subjects: &Subjects, cost: u64) -> Result<Answers, DenialTicket> {
         let denials = &self.calls.denials;
         denials.subscribe();
-        let answers = denials.cache.answer(subjects, cost, instant())?;
+        let answers = denials.cache.answer(subjects, cost, denials.leases.now())?;
         self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
         Ok(answers)
     }
@@ -187,7 +187,7 @@ impl SharedStore for RedisStore {
             self.last_quotas.note(&self.calls, charges, &subjects, answers);
         }
         for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
-            denials.cache.release(&subject.name, instant());
+            denials.cache.release(&subject.name, denials.leases.now());
         }
         if is_refund {
             denials.refunded(&subjects.keys(), deadline).await;

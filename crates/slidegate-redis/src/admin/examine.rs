@@ -4,10 +4,9 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use redis::Value;
+use redis_once::{Call, LastFailure, ReplyBound};
 use slidegate::internal::instant;
 use slidegate::store::{ClockJumps, StoreStats};
-use tokio::time::Instant;
 
 use super::{PATIENCE, servers};
 use crate::calls::Calls;
@@ -113,34 +112,21 @@ impl LastCounts {
         findings
     }
 
-    /// Increments every canary. Returns how many had decreased.
+    /// Counts every canary up. Returns how many had decreased.
     async fn count_canaries(&self, calls: &Calls) -> usize {
         let canaries = if calls.client.is_cluster() { CANARIES } else { 1 };
+        let args = [CANARY_LIVES_S.to_string().into_bytes()];
         let mut lost = 0;
         for canary in 0..canaries {
-            let deadline = instant() + PATIENCE;
-            let key = Names::canary(canary);
-            let Some(count) = stored_count(calls, &key, deadline).await else { continue };
-            let before = self.lock().canaries.get(&canary).copied().unwrap_or(0);
-            lost += usize::from(count < before);
-            let next = count + 1;
-            let mut set = redis::cmd("SET");
-            set.arg(&key).arg(next).arg("EX").arg(CANARY_LIVES_S);
-            if calls.client.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
-                self.lock().canaries.insert(canary, next);
+            let keys = [Names::canary(canary).into_bytes()];
+            let call = Call { script: &calls.scripts().canary, keys: &keys, args: &args, native: None };
+            let (deadline, unread) = (instant() + PATIENCE, LastFailure::default());
+            let counted = calls.reply(calls.client.run(call, ReplyBound::SMALL, deadline, &unread).await);
+            if let Some(count) = counted.ok().and_then(|count| number(&count)) {
+                let before = self.lock().canaries.insert(canary, count);
+                lost += usize::from(before.is_some_and(|before| count <= before));
             }
         }
         lost
-    }
-}
-
-/// The stored count of a canary.
-async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64> {
-    let mut get = redis::cmd("GET");
-    get.arg(key);
-    match calls.client.command(Some(key.as_bytes()), &get, deadline).await {
-        Ok(Value::Nil) => Some(0),
-        Ok(count) => number(&count),
-        Err(_) => None,
     }
 }

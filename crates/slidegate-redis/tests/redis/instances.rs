@@ -138,6 +138,27 @@ async fn what_an_instance_publishes_is_read_by_all_until_it_no_longer_counts() {
     assert_eq!(records().await, [of(&one, b"fourth")]);
 }
 
+/// A false alarm clears the cached denials of a whole fleet. All instances count the same canaries, and one may be
+/// stopped while it does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_others_count_meanwhile_is_no_lost_history() {
+    let server = RedisServer::start();
+    let examined = (0..8).map(|_| {
+        let one = store(&server);
+        tokio::spawn(async move {
+            let mut findings = Vec::new();
+            for _ in 0..50 {
+                findings.extend(one.examine().await);
+            }
+            findings
+        })
+    });
+    for findings in examined.collect::<Vec<_>>() {
+        assert_eq!(findings.await.unwrap(), [""; 0]);
+    }
+    assert_eq!(server.admin(&["GET", "sg1:~canary:0"]), "400");
+}
+
 /// Two instances must not notify a customer twice of the same threshold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_all_instances_one_gets_a_claim_until_it_ends() {

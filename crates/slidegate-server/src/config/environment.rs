@@ -114,6 +114,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DURATION")]
     pub(crate) drain_delay: Option<String>,
     /// Bound of the memory store's bytes, such as `1GiB`; overrides the config file
+    ///
+    /// A full store evicts idle keys and keeps the sum of what they owe: no limit is exceeded, but new keys may be
+    /// denied too long. See docs/bounds.md.
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_bytes: Option<String>,
     /// File in which usage of the memory store outlives a restart; overrides the config file

@@ -97,6 +97,10 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let detail = format!("invalid body: {}", error.inner());
+        // Deserializers name the types of this program.
+        let detail = ["u64", "u32", "usize"].iter().fold(detail, |detail, number| {
+            detail.replace(&format!("expected {number} "), "expected a whole number ")
+        });
         // The parser writes `.` for the whole body and `?` for an unknown position.
         if path == "." || path.contains('?') {
             Problem::field("body", detail)
