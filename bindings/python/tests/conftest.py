@@ -43,6 +43,14 @@ def wait_until(ready, seconds=10.0, what="the server"):
         time.sleep(0.01)
 
 
+async def until_async(is_true, seconds=30.0):
+    async def polled():
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(polled(), seconds)
+
+
 def accepts(port):
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()

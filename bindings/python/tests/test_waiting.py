@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 import uvloop
-from conftest import PATIENT, Service, wait_until
+from conftest import PATIENT, Service, until_async, wait_until
 
 from slidegate import Gate, InvalidRequest, Limiter, ManualClock, RateLimited, SharedGate
 from slidegate._slidegate import after_fork, before_fork
@@ -287,8 +287,8 @@ def test_a_block_waits_for_its_turn_or_raises(of_one):
         for number in range(3):
             tasks.append(asyncio.ensure_future(wait(number)))
             await asyncio.sleep(0)
-            while not isinstance(limit, Limiter) and limit.waiting <= number:
-                await asyncio.sleep(0.001)
+            if not isinstance(limit, Limiter):
+                await until_async(lambda: limit.waiting == number + 1)
         assert order == []
         for number in range(3):
             refund()

@@ -96,11 +96,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        let detail = format!("invalid body: {}", error.inner());
-        // Deserializers name the types of this program.
-        let detail = ["u64", "u32", "usize"].iter().fold(detail, |detail, number| {
-            detail.replace(&format!("expected {number} "), "expected a whole number ")
-        });
+        let detail = format!("invalid body: {}", in_plain_words(error.inner()));
         // The parser writes `.` for the whole body and `?` for an unknown position.
         if path == "." || path.contains('?') {
             Problem::field("body", detail)
@@ -111,6 +107,14 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     json.end()
         .map_err(|error| Problem::field("body", format!("the body goes on after its JSON: {error}")))?;
     Ok(parsed)
+}
+
+/// What a deserializer found invalid, without the names of this program's types.
+pub(crate) fn in_plain_words(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    ["u64", "u32", "usize"]
+        .iter()
+        .fold(text, |text, number| text.replace(&format!("expected {number}"), "expected a whole number"))
 }
 
 /// Parses a JSON object with any members. Rejects duplicate names at any depth, because JSON

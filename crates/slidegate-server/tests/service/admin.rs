@@ -313,7 +313,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
     for (body, field, detail) in [
         (json!({ "candiate": "1/1s" }), "candiate", "`lease`, `mode`, `candidate`"),
         (json!({ "mode": "shaddow" }), "mode", "`shadow`"),
-        (json!({ "limit": "ten" }), "limit", "expected a whole number at line"),
+        (json!({ "limit": "ten" }), "limit", "expected a whole number"),
     ] {
         let answer = put(body).json();
         assert_eq!((&answer["status"], &answer["field"]), (&json!(400), &json!(field)), "{answer}");

@@ -188,7 +188,7 @@ pub(super) async fn list(State(admin): AdminState, uri: Uri) -> Result<Response,
 fn read<T: DeserializeOwned>(field: &str, value: Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = Some(error.path().to_string()).filter(|path| path != ".");
-        let mut detail = error.inner().to_string();
+        let mut detail = json_body::in_plain_words(error.inner());
         if detail.starts_with("unknown field") {
             detail += ", `mode`, `candidate`";
         }
@@ -204,7 +204,7 @@ fn candidate_spec(candidate: Value) -> Result<QuotaSpec, Problem> {
         }
         keys => QuotaSpec::deserialize(keys),
     };
-    read.map_err(|error| Problem::field("candidate", error.to_string()))
+    read.map_err(|error| Problem::field("candidate", json_body::in_plain_words(&error)))
 }
 
 /// A policy's quota with these changes.
