@@ -79,7 +79,7 @@ test("a paused server costs no more than the deadline, and each policy decides",
   const strict = new SharedGate(paused.url, policies("deny"), { deadlineMs: 100 });
   await gate.check({ user: "warm" });
   await strict.check({ user: "warm" });
-  paused.signal("SIGSTOP");
+  await paused.pause();
   const start = performance.now();
   const local = await gate.check({ user: "alice" });
   const denied = await strict.check({ user: "alice" });
@@ -88,7 +88,7 @@ test("a paused server costs no more than the deadline, and each policy decides",
   assert.deepEqual([local.allowed, local.source], [true, "local"]);
   assert.equal(local.error.code, "store");
   assert.deepEqual([denied.allowed, denied.status, denied.source, denied.reason], [false, 503, "deny", "store_unavailable"]);
-  paused.signal("SIGCONT");
+  paused.resume();
 });
 
 test("after a restart of the server, it decides again", async () => {

@@ -2,7 +2,7 @@
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -56,7 +56,15 @@ export async function startRedis({ port } = {}) {
   const at = port ?? (await freePort());
   const child = run("redis-server", ["--port", String(at), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder()]);
   await until(() => ping(at), child);
-  return { url: `redis://127.0.0.1:${at}`, port: at, stop: child.stop, signal: (name) => child.process.kill(name) };
+  const { pid } = child.process;
+  const stat = (thread) => readFileSync(`/proc/${pid}/task/${thread}/stat`, "utf8");
+  const pause = async () => {
+    child.process.kill("SIGSTOP");
+    // On a busy machine it goes on until it has run with the signal.
+    await until(async () => readdirSync(`/proc/${pid}/task`).every((thread) => stat(thread).includes(") T ")), child);
+  };
+  const resume = () => child.process.kill("SIGCONT");
+  return { url: `redis://127.0.0.1:${at}`, port: at, stop: child.stop, pause, resume };
 }
 
 async function ping(port) {

@@ -75,6 +75,10 @@ class Server:
 
     def pause(self):
         self.process.send_signal(signal.SIGSTOP)
+        # On a busy machine, some of its threads go on until the one that got the signal has run.
+        threads = Path(f"/proc/{self.process.pid}/task")
+        is_stopped = lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir())
+        wait_until(is_stopped, what="the stop of the server")
 
     def resume(self):
         self.process.send_signal(signal.SIGCONT)

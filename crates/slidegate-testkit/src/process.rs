@@ -42,7 +42,7 @@ impl Process {
     /// Freezes it (SIGSTOP): its sockets accept but do not reply. Returns once it is frozen.
     pub fn pause(&self) {
         self.signal("STOP");
-        crate::poll::until_true("a stopped process stands still", || self.state() == 'T');
+        until_stopped(self.pid());
     }
 
     /// Resumes it (SIGCONT).
@@ -60,10 +60,8 @@ impl Process {
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "`{kill}` failed");
     }
 
-    /// The state letter of `/proc/PID/stat`, which follows the name in parentheses.
     fn state(&self) -> char {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap()
+        state_in(Path::new(&format!("/proc/{}/stat", self.pid()))).unwrap()
     }
 }
 
@@ -149,4 +147,20 @@ fn spawn(command: &mut Command, package: &str) -> Child {
         }
         Err(error) => panic!("{command:?} did not start: {error}"),
     }
+}
+
+/// Waits until every thread of a process that was sent SIGSTOP stands still. On a busy machine, some go on until the
+/// one that got the signal has run.
+pub(crate) fn until_stopped(pid: u32) {
+    // One may end meanwhile.
+    let is_stopped =
+        |thread: fs::DirEntry| state_in(&thread.path().join("stat")).is_none_or(|state| state == 'T');
+    crate::poll::until_true("a stopped process stands still", || {
+        fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|thread| is_stopped(thread.unwrap()))
+    });
+}
+
+/// The state letter of a process's or thread's `stat` file, which follows the name in parentheses.
+fn state_in(stat: &Path) -> Option<char> {
+    fs::read_to_string(stat).ok()?.rsplit(") ").next()?.chars().next()
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::http::{self, Response};
-use crate::process::command;
+use crate::process::{command, until_stopped};
 
 /// The binary that Cargo built for the tests of `slidegate-server`: `target/PROFILE/slidegate`.
 fn binary() -> PathBuf {
@@ -195,11 +195,14 @@ impl Server {
         assert!(errors.is_empty(), "{method} {path} {status}: {errors:?} in {}", answer.body);
     }
 
-    /// Sends a signal, such as `HUP`.
+    /// Sends a signal, such as `HUP`. After `STOP`, returns once the server stands still.
     pub fn signal(&self, name: &str) {
         let pid = self.process.id().to_string();
         let status = Command::new("kill").args(["-s", name, &pid]).status().expect("kill is there");
         assert!(status.success(), "the server lives");
+        if name == "STOP" {
+            until_stopped(self.process.id());
+        }
     }
 
     /// Its standard error, if piped.

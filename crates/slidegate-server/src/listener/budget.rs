@@ -20,6 +20,9 @@ use crate::log_limit::group_key;
 /// Minimum cap, however few file descriptors there are: enough to inspect and shut down.
 const MIN_CONNECTIONS: usize = 8;
 
+/// A tick that is later has waited for a process that was stopped.
+const LONGEST_TICK: Duration = Duration::from_secs(1);
+
 /// The connections of all protocols.
 #[derive(Debug)]
 pub(crate) struct ConnectionBudget {
@@ -108,15 +111,18 @@ impl ConnectionBudget {
         (self.descriptors.limit(), Descriptors::open())
     }
 
-    /// Advances the clock of connections and closes those beyond their timeouts.
+    /// Advances the clock of connections and closes those beyond their timeouts. While this process was stopped, the
+    /// clock stands: nobody could be served meanwhile.
     pub(crate) async fn run(self: Arc<Self>) {
-        let started = Instant::now();
+        let (mut last, mut running) = (Instant::now(), Duration::ZERO);
         let mut ticks = interval(Duration::from_millis(1000 / u64::from(TICKS_PER_SECOND)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut swept = 0;
         loop {
-            let elapsed = ticks.tick().await - started;
-            let now = elapsed.as_millis() * u128::from(TICKS_PER_SECOND) / 1000;
+            let tick = ticks.tick().await;
+            running += (tick - last).min(LONGEST_TICK);
+            last = tick;
+            let now = running.as_millis() * u128::from(TICKS_PER_SECOND) / 1000;
             let now = Tick::try_from(now).unwrap_or(Tick::MAX);
             self.now.store(now, Ordering::Relaxed);
             if now - swept >= TICKS_PER_SECOND {
@@ -222,5 +228,24 @@ impl Drop for Slot {
         self.hold_nothing();
         self.budget.table().remove(&self.entry);
         self.entry.protocol.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process accepts when it goes on would be closed for the time that it was stopped.
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_of_connections_stands_while_the_process_is_stopped() {
+        let budget = Arc::new(ConnectionBudget::new(ConnectionCaps { total: 8, per_peer: 8 }));
+        let running = tokio::spawn(Arc::clone(&budget).run());
+        tokio::time::sleep(Duration::from_millis(5100)).await;
+        assert_eq!(budget.now(), 5 * TICKS_PER_SECOND);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let passed = budget.now() - 5 * TICKS_PER_SECOND;
+        assert!((TICKS_PER_SECOND..=3 * TICKS_PER_SECOND).contains(&passed), "{passed}");
+        running.abort();
     }
 }
