@@ -319,8 +319,10 @@ impl Calls {
 /// Renews a lease of this key and id after a time, before its end, or settles it, if it is still open by then. Boxed,
 /// because the call that renews it spawns the next.
 fn renew(calls: Weak<Calls>, (key, id, after): (u128, u64, Duration)) -> BoxFuture<'static, ()> {
+    // Not when the task first runs, which may be late.
+    let at = instant() + after;
     Box::pin(async move {
-        tokio::time::sleep(after).await;
+        tokio::time::sleep_until(at).await;
         let Some(calls) = calls.upgrade() else { return };
         if let Some(subject) = calls.leases.due(key, id) {
             calls.settle(&subject).await;
