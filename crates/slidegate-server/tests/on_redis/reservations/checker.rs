@@ -40,7 +40,14 @@ pub(crate) fn faults(history: &[Reservation], users: usize, rules: &Rules) -> Ve
         }
         let (tokens, at) = counted(Policy::Tokens);
         if tokens > rules.limit {
-            faults.push(format!("user {user}: {tokens} of {} tokens used and held at {at}", rules.limit));
+            let counts = |one: &&Reservation| {
+                self::counted(one, Policy::Tokens, rules)
+                    .iter()
+                    .any(|part| part.from <= at && at < part.until)
+            };
+            let by: Vec<_> = of_user().filter(counts).map(|one| format!("\n  {one:?}")).collect();
+            let text = format!("user {user}: {tokens} of {} tokens used and held at {at}", rules.limit);
+            faults.push(format!("{text}, by{}", by.concat()));
         }
         let uses = of_user().flat_map(|one| one.uses.iter().copied());
         let uses = uses.map(|(at, amount)| Segment { from: at, until: at + rules.window, amount });
