@@ -121,7 +121,7 @@ impl RedisStore {
     fn cached(&self, subjects: &Subjects, cost: u64) -> Result<Answers, DenialTicket> {
         let denials = &self.calls.denials;
         denials.subscribe();
-        let answers = denials.cache.answer(subjects, cost, denials.leases.now())?;
+        let answers = denials.cache.answer(subjects, cost, self.calls.now())?;
         self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
         Ok(answers)
     }
@@ -187,7 +187,7 @@ impl SharedStore for RedisStore {
             self.last_quotas.note(&self.calls, charges, &subjects, answers);
         }
         for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
-            denials.cache.release(&subject.name, denials.leases.now());
+            denials.cache.release(&subject.name, self.calls.now());
         }
         if is_refund {
             denials.refunded(&subjects.keys(), deadline).await;

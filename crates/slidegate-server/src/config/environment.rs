@@ -115,8 +115,8 @@ pub(crate) struct Arguments {
     pub(crate) drain_delay: Option<String>,
     /// Bound of the memory store's bytes, such as `1GiB`; overrides the config file
     ///
-    /// A full store evicts idle keys and keeps the sum of what they owe: no limit is exceeded, but new keys may be
-    /// denied too long. See docs/bounds.md.
+    /// A full store evicts idle keys and keeps the sum of what they owe: none of them starts again, but they and new
+    /// keys may be denied too long. See docs/bounds.md.
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_bytes: Option<String>,
     /// File in which usage of the memory store outlives a restart; overrides the config file

@@ -23,8 +23,8 @@ pub(crate) struct Memory {
     /// `max_bytes` as many as fit.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max_keys: Option<usize>,
-    /// Maximum bytes of all keys: see [a full store](bounds.md#a-full-memory-store). Units of Kubernetes, such as `Mi`, are accepted, too. `serve --max-bytes` and
-    /// `SLIDEGATE_MAX_BYTES` take precedence.
+    /// Maximum bytes of all keys: see [a full store](bounds.md#a-full-memory-store). Units of Kubernetes, such as
+    /// `Mi`, are accepted, too. `serve --max-bytes` and `SLIDEGATE_MAX_BYTES` take precedence.
     #[serde(default, deserialize_with = "some_bytes")]
     #[schemars(with = "Option<Parsed<ByteSize>>")]
     pub(crate) max_bytes: Option<usize>,

@@ -20,7 +20,7 @@ use crate::log_limit::group_key;
 /// Minimum cap, however few file descriptors there are: enough to inspect and shut down.
 const MIN_CONNECTIONS: usize = 8;
 
-/// A tick that is later has waited for a process that was stopped.
+/// A longer time between two ticks is one in which the process was stopped.
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 
 /// The connections of all protocols.

@@ -76,9 +76,9 @@ impl Receiver {
         self.received.lock().unwrap().len()
     }
 
-    /// Messages that came more than once.
+    /// How often a message came again.
     fn repeated(&self) -> usize {
-        self.received.lock().unwrap().values().filter(|(_, times)| *times > 1).count()
+        self.received.lock().unwrap().values().map(|(_, times)| times - 1).sum()
     }
 
     /// Totals by key, of messages that have not been taken before.
