@@ -27,8 +27,9 @@ use crate::sentinel;
 use crate::slot::{self, SLOTS};
 use tokio::time::Instant;
 
-/// Timeout for asking one node.
-const ASKING: Duration = Duration::from_millis(200);
+/// Limits of the time to ask one node, which is otherwise the time to connect to it: a question includes
+/// that. The longest keeps one silent node from delaying the question to the next.
+const ASKING: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 /// Maximum known nodes; more than any cluster has.
 const MOST_NODES: usize = 2048;
 /// Marks a slot without a known node.
@@ -244,7 +245,7 @@ impl Topology {
     }
 
     async fn ask_cluster(&self, node: &Node) -> Result<Map, String> {
-        let reply = answered(node, &["CLUSTER", "SLOTS"], ReplyBound::LISTING).await?;
+        let reply = self.answered(node, &["CLUSTER", "SLOTS"], ReplyBound::LISTING).await?;
         match cluster::ranges(&reply, node.address()) {
             Some(ranges) if !ranges.is_empty() => Ok(self.map_of(&ranges)),
             Some(_) => Err(format!("redis at {}: no node holds slots", node.name())),
@@ -282,7 +283,7 @@ impl Topology {
     /// The master that a Sentinel reports for this name, if the server confirms its role.
     async fn ask_sentinel(&self, sentinel: &Node, master: &str) -> Result<Map, String> {
         let question = ["SENTINEL", "get-master-addr-by-name", master];
-        let reply = answered(sentinel, &question, ReplyBound::SMALL).await?;
+        let reply = self.answered(sentinel, &question, ReplyBound::SMALL).await?;
         let Some(address) = sentinel::address(&reply) else {
             return Err(format!("sentinel at {} knows no master `{master}`", sentinel.name()));
         };
@@ -290,7 +291,7 @@ impl Topology {
             Some(known) => known,
             None => Node::new(&self.options, address, Serves::Keys).map_err(|error| error.to_string())?,
         };
-        match answered(&candidate, &["ROLE"], ReplyBound::SMALL).await {
+        match self.answered(&candidate, &["ROLE"], ReplyBound::SMALL).await {
             Ok(reply) if !sentinel::is_master(&reply) => Err(format!(
                 "redis at {} is reported as master but does not have the role `master`",
                 candidate.name()
@@ -298,6 +299,21 @@ impl Topology {
             // A user without permission for `ROLE` must trust the Sentinel.
             Err(words) if !words.contains("NOPERM") => Err(words),
             _ => Ok(Map::of(candidate)),
+        }
+    }
+
+    /// A node's reply, with errors as text.
+    async fn answered(&self, node: &Node, words: &[&str], bound: ReplyBound) -> Result<Value, String> {
+        let mut command = Cmd::new();
+        command.arg(words);
+        let [least, most] = ASKING;
+        let deadline = Instant::now() + self.options.connect_timeout().clamp(least, most);
+        match node.call(Sent::One(&command), Terms { deadline, bound }).await {
+            Ok(Value::ServerError(error)) => {
+                Err(format!("redis at {}: {}", node.name(), error_reply::reply_text(&error)))
+            }
+            Ok(value) => Ok(value),
+            Err(failure) => Err(failure.to_string()),
         }
     }
 }
@@ -320,19 +336,6 @@ impl Map {
                 *holder = number;
             }
         }
-    }
-}
-
-/// A node's reply, with errors as text.
-async fn answered(node: &Node, words: &[&str], bound: ReplyBound) -> Result<Value, String> {
-    let mut command = Cmd::new();
-    command.arg(words);
-    match node.call(Sent::One(&command), Terms { deadline: Instant::now() + ASKING, bound }).await {
-        Ok(Value::ServerError(error)) => {
-            Err(format!("redis at {}: {}", node.name(), error_reply::reply_text(&error)))
-        }
-        Ok(value) => Ok(value),
-        Err(failure) => Err(failure.to_string()),
     }
 }
 

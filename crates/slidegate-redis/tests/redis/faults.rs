@@ -510,6 +510,20 @@ async fn a_master_that_was_killed_is_left_for_the_one_that_the_sentinels_name() 
     assert!(used > 100, "{used}: what was charged before is gone");
 }
 
+/// A master that is far away, or slow to accept, is as late as `connect_timeout` permits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_behind_sentinels_may_take_its_time_to_connect() {
+    let sentinels = RedisSentinels::start().without_failover();
+    let master = sentinels.master();
+    master.pause();
+    let gate = gate([daily(100)], options(&sentinels.url()).with_deadline(Duration::from_secs(60)));
+    let asked = tokio::spawn(async move { check(&gate, "alice").await.source });
+    // Each Sentinel is asked for the master, which has until then to say that it is one.
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    master.resume();
+    assert_eq!(asked.await.unwrap(), DecisionSource::Store);
+}
+
 /// Says where the server of the test below is.
 const URL: &str = "SLIDEGATE_TEST_FAULTS_URL";
 

@@ -45,6 +45,14 @@ impl RedisSentinels {
         all
     }
 
+    /// Never fails over by itself from now on: a busy machine is no reason for it.
+    pub fn without_failover(self) -> Self {
+        for sentinel in &self.sentinels {
+            sentinel.admin(&["SENTINEL", "SET", NAME, "down-after-milliseconds", "3600000"]);
+        }
+        self
+    }
+
     /// `redis+sentinel://127.0.0.1:P1,127.0.0.1:P2,127.0.0.1:P3/limits`.
     pub fn url(&self) -> String {
         format!("redis+sentinel://{}/{NAME}", addresses(&self.sentinels))

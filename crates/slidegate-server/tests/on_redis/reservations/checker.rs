@@ -94,8 +94,8 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
     let mut cursor = one.made.replied;
     // Settled by calls that were answered, and by those that may have been executed.
     let (mut settled, mut tried) = (0, 0);
-    // Since when calls without a reply may have settled more, or ended it.
-    let (mut unknown_since, mut may_be_over, mut has_unknown) = (None, false, false);
+    // When calls without a reply may have settled how much in all, and whether one may have ended it.
+    let (mut unknown, mut may_be_over, mut has_unknown) = (Vec::new(), false, false);
     for change in &one.changes {
         let Span { sent, replied } = change.span;
         let outcome = change.outcome(policy);
@@ -114,14 +114,15 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
                 match verb {
                     Verb::Settle { total, is_final } => {
                         let total = total.max(settled);
-                        let since = unknown_since.take().unwrap_or(sent);
-                        if is_charged {
-                            // Held until it is charged, so it counts without a gap.
-                            let before = total.min(tried.max(settled));
-                            push(since, since + rules.window, before - settled);
-                            push(sent, sent + rules.window, total - before);
+                        // Each part is held until it is charged, so it counts without a gap.
+                        for (since, tried) in unknown.drain(..).chain([(sent, total)]) {
+                            let part = total.min(tried).saturating_sub(settled);
+                            if is_charged {
+                                push(since, since + rules.window, part);
+                            }
+                            settled += part;
                         }
-                        (settled, tried) = (total, tried.max(total));
+                        tried = tried.max(total);
                         if is_final {
                             return segments;
                         }
@@ -143,7 +144,7 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
                 has_unknown = true;
                 match verb {
                     Verb::Settle { total, is_final } => {
-                        unknown_since.get_or_insert(sent);
+                        unknown.push((sent, total));
                         tried = tried.max(total);
                         may_be_over |= is_final;
                     }
@@ -393,7 +394,6 @@ mod tests {
         assert_eq!(faults(&with(1_180), 1, &RULES).len(), 1);
     }
 
-    /// A settlement that is charged twice, or one that is not charged at all, is one that no other
     /// On a loaded machine a reply may take longer than its reservation lasts.
     #[test]
     fn a_reservation_counts_from_its_reply_on() {
@@ -406,6 +406,7 @@ mod tests {
         }
     }
 
+    /// A settlement that is charged twice, or one that is not charged at all, is one that no other
     /// check sees.
     #[test]
     fn replies_that_contradict_each_other_are_faults() {
@@ -421,6 +422,16 @@ mod tests {
             let faults = faults(std::slice::from_ref(&one), 1, &RULES);
             assert!(faults.iter().any(|fault| fault.contains("is impossible")), "{faults:?} in {one:?}");
         }
+    }
+
+    /// More was settled in each of two calls without a reply: what the second added was held until then.
+    #[test]
+    fn calls_without_a_reply_count_no_more_than_what_is_held() {
+        let unknown = |total, sent| change(Verb::Settle { total, is_final: false }, sent, None);
+        let tried = made(0, 60, vec![unknown(10, 100), unknown(50, 200), part(60, 300)]);
+        let other = |hold| made(0, hold, vec![settle(hold, 20)]);
+        assert_eq!(faults(&[tried.clone(), other(40)], 1, &RULES), [""; 0]);
+        assert_eq!(faults(&[tried, other(41)], 1, &RULES).len(), 1);
     }
 
     /// What no reply states may have happened or not; everything else is known exactly.
