@@ -59,6 +59,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// The resolution of expiries, in microseconds.
 pub(super) const EXPIRY_US: u64 = 1000;
 
+/// Interval at which leases that calls in flight have brought are looked for at the end.
+const RETURNS: Duration = Duration::from_millis(1);
+
 /// Maximum retries, within the deadline, of a call that reached the server too late.
 const MOST_LATE: u32 = 3;
 
@@ -147,10 +150,18 @@ impl Calls {
         let _ = Box::pin(self.call(subjects, &[], None, self.deadline(), &LastFailure::default())).await;
     }
 
-    /// Settles all leases, and takes no others from now on.
+    /// Settles all leases, and takes no others from now on. Returns when no call about leases is in flight.
     pub(super) async fn return_leases(&self) {
-        for subject in self.leases.close() {
-            self.settle(&subject).await;
+        self.leases.close();
+        loop {
+            let is_last = !self.leases.is_called();
+            for subject in self.leases.open() {
+                self.settle(&subject).await;
+            }
+            if is_last {
+                return;
+            }
+            tokio::time::sleep(RETURNS).await;
         }
     }
 

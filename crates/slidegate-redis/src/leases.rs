@@ -42,6 +42,8 @@ pub(crate) struct Leases {
     next: AtomicU64,
     /// How many leases there are.
     open: AtomicU64,
+    /// How many calls are in flight that settle a lease or ask for one.
+    in_flight: AtomicU64,
     /// How often leases were ended by news.
     ended: AtomicU64,
     clock: Box<dyn Clock>,
@@ -105,6 +107,7 @@ impl Leases {
             holder: u64::from(holder_of(instance)) << 32,
             next: AtomicU64::new(fastrand::u64(..)),
             open: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             clock: Box::new(clock),
             is_closed: AtomicBool::new(false),
@@ -195,6 +198,8 @@ impl Leases {
         if !subjects.0.iter().any(is_leased) {
             return asked;
         }
+        // Before it is asked whether leases are still taken.
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
         let now_us = self.now().as_micros();
         // Nothing is admitted from leases where one of the keys has none.
         let may_ask = is_heard && subjects.0.iter().all(Subject::is_leasable);
@@ -206,6 +211,7 @@ impl Leases {
         }
         if asked.terms.iter().all(Option::is_none) {
             asked.terms.clear();
+            self.in_flight.fetch_sub(1, Ordering::SeqCst);
         }
         asked
     }
@@ -253,7 +259,7 @@ impl Leases {
         let want = known.demand.want(now_us, length_us);
         let pays = want >= least && (is_used || !costs.is_empty());
         let asks = may_ask && pays && now_us >= known.asks_after_us && !known.is_asking;
-        let asks = asks && !self.is_closed.load(Ordering::Relaxed);
+        let asks = asks && !self.is_closed.load(Ordering::SeqCst);
         if !asks && settled.is_none() {
             return None;
         }
@@ -320,9 +326,18 @@ impl Leases {
         lease.counters.expired.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends leasing for good. Returns the keys that have a lease, each to be settled by a call.
-    pub(crate) fn close(&self) -> Vec<Subjects> {
+    /// Ends leasing for good: no call that begins from now on asks for a lease.
+    pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a call is in flight that settles a lease or may bring one.
+    pub(crate) fn is_called(&self) -> bool {
+        self.in_flight.load(Ordering::SeqCst) > 0
+    }
+
+    /// The keys that have a lease, each to be settled by a call.
+    pub(crate) fn open(&self) -> Vec<Subjects> {
         let mut open = Vec::new();
         self.keys.each_set(|set| {
             let leases = set.values_mut().filter_map(|known| known.lease.as_ref());
@@ -452,6 +467,9 @@ impl Asked<'_> {
 impl Drop for Asked<'_> {
     /// Also if the call failed or its caller is gone.
     fn drop(&mut self) {
+        if !self.terms.is_empty() {
+            self.leases.in_flight.fetch_sub(1, Ordering::SeqCst);
+        }
         for (terms, key) in self.terms.iter().zip(&self.keys) {
             if terms.is_some_and(|terms| terms.want > 0)
                 && let Some(known) = self.leases.keys.set(lowest_bits(*key)).get_mut(*key)

@@ -150,6 +150,56 @@ async fn what_is_settled_is_what_was_admitted() {
     assert_eq!(check(&one, 1).await.source(), DecisionSource::Store, "no lease is taken any more");
 }
 
+/// A lease that is renewed while its instance stops is settled all the same, and so is the next one.
+#[tokio::test]
+async fn what_is_asked_for_at_the_end_is_settled() {
+    let server = RedisServer::start();
+    for attempt in 1.. {
+        if settles_what_is_asked_for_at_the_end(&server, &format!("p-{attempt}")).await {
+            break;
+        }
+        assert!(attempt < ATTEMPTS);
+    }
+}
+
+/// False if the machine is so busy that a lease may have ended meanwhile, which charges all of it.
+async fn settles_what_is_asked_for_at_the_end(server: &RedisServer, policy: &str) -> bool {
+    let begun = Instant::now();
+    let gate = || gate([leased(policy, 1_000_000)], options(&server.url()).with_deadline(HANGS));
+    let (one, other) = (Arc::new(gate()), gate());
+    let mut admitted = until_leased(&one).await;
+    let calls = one.store().primary().stats().calls;
+    server.pause();
+    let mut asking = Vec::new();
+    while one.store().primary().stats().calls == calls {
+        // Until the lease is used up, which a call is to renew.
+        let one = Arc::clone(&one);
+        asking.push(tokio::spawn(async move { check(&one, 1).await }));
+        sleep(Duration::from_millis(1)).await;
+    }
+    let returned = tokio::spawn({
+        let one = Arc::clone(&one);
+        async move { one.store().primary().return_leases().await }
+    });
+    sleep(Duration::from_millis(50)).await;
+    assert!(!returned.is_finished(), "a call is in flight");
+    server.resume();
+    returned.await.unwrap();
+    if begun.elapsed() >= LENGTH {
+        return false;
+    }
+    for one in asking {
+        let decision = one.await.unwrap();
+        assert!(decision.is_allowed() && !decision.source().is_fallback(), "{decision:?}");
+        admitted += 1;
+    }
+    let seen = peek(&other).await;
+    assert_eq!((seen.used(), seen.held()), (admitted, 0));
+    let counts = stats(&one, policy);
+    assert!(counts.granted >= 2, "it has brought another one: {counts:?}");
+    true
+}
+
 /// Whoever is killed gives nothing back: its slice counts as used, and is charged by the next one who looks.
 #[tokio::test]
 async fn the_slice_of_an_instance_that_is_gone_is_charged_at_its_end() {
