@@ -54,6 +54,8 @@ const SHORT_WINDOW: Duration = Duration::from_millis(250);
 const LEASE: Duration = Duration::from_millis(100);
 /// What each process has admitted when the second round ends: all together six windows' worth.
 const ADMITTED_EACH: u64 = 6 * WIDE / PROCESSES as u64;
+/// The deadline of a decision. What a busy machine decides later says nothing of limits.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// No round takes so long: a limiter that admits too little hangs.
 const HANGS: Duration = Duration::from_secs(120);
 
@@ -89,10 +91,11 @@ impl Mode {
     }
 
     fn options(self, url: &str) -> RedisOptions {
+        let options = options(url).with_deadline(PATIENCE);
         match self {
-            Self::Batched | Self::Leased => options(url),
-            Self::Alone => options(url).without_batching().without_denial_cache(),
-            Self::Tagged => options(url).with_hash_tag("tenant"),
+            Self::Batched | Self::Leased => options,
+            Self::Alone => options.without_batching().without_denial_cache(),
+            Self::Tagged => options.with_hash_tag("tenant"),
         }
     }
 }
