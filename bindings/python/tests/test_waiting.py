@@ -334,7 +334,7 @@ def test_a_wrapped_function_waits_and_is_called_as_before(of_one):
 
 @pytest.mark.parametrize("kind", ["gate", "shared"])
 def test_a_block_holds_its_place_until_it_ends(kind, request):
-    policies = [{"name": "jobs", "scope": ["user"], "in_flight": 1, "lease": "1s"}]
+    policies = [{"name": "jobs", "scope": ["user"], "in_flight": 1, "lease": "3s"}]
     if kind == "gate":
         gate = Gate(policies)
         held = lambda: gate.peek(ALICE).held  # noqa: E731
@@ -348,14 +348,15 @@ def test_a_block_holds_its_place_until_it_ends(kind, request):
             running.append(number)
             assert held() == 1
             if len(running) == 1:
-                await asyncio.sleep(1.5)  # longer than the lease
+                await asyncio.sleep(4)  # longer than the lease
                 assert len(running) == 1
             raise ZeroDivisionError
 
     async def main():
         return await asyncio.gather(*(job(number) for number in range(3)), return_exceptions=True)
 
-    assert [type(error) for error in asyncio.run(main())] == [ZeroDivisionError] * 3
+    ended = asyncio.run(main())
+    assert [type(error) for error in ended] == [ZeroDivisionError] * 3, ended
     assert sorted(running) == [0, 1, 2] and held() == 0
     with gate.turn(ALICE, timeout=0):
         assert held() == 1

@@ -23,8 +23,8 @@ use crate::reply::{Grant, Reply, Unreadable, number, read};
 use crate::scripts::Scripts;
 use crate::server_time::ServerTimes;
 
-/// The answers on each request of a call, and the leases that it was granted.
-type Decided = (Vec<Answers>, Vec<Grant>);
+/// The answers on each request of a call, the server's time in microseconds, and the leases that it was granted.
+type Decided = (Vec<Answers>, u64, Vec<Grant>);
 
 /// The state of calls, including those whose caller is gone.
 #[derive(Debug)]
@@ -94,16 +94,18 @@ impl Calls {
         let slot = self.slot(subjects);
         let (mut late, mut executed) = (0, Executed::No);
         let is_once = once.is_some();
-        let asked = (!is_once).then(|| self.leases.ask(subjects, costs, self.denials.cache.is_subscribed()));
-        let leases = asked.as_ref().map_or(&[][..], |asked| &asked.terms);
-        if costs.is_empty() && leases.is_empty() {
+        let mut asked =
+            (!is_once).then(|| self.leases.ask(subjects, costs, self.denials.cache.is_subscribed()));
+        let has_leases = asked.as_ref().is_some_and(|asked| !asked.terms.is_empty());
+        if costs.is_empty() && !has_leases {
             return Ok(Vec::new());
         }
-        let mut has_holds = !leases.is_empty() || self.has_holds(subjects);
+        let mut has_holds = has_leases || self.has_holds(subjects);
         loop {
             let mut keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
             let latest = self.latest(slot, &keys, deadline).await?;
             keys.extend(once.map(<[u8]>::to_vec));
+            let leases = asked.as_ref().map_or(&[][..], |asked| &asked.terms);
             let terms = CallTerms { costs, latest, has_holds, is_once, leases };
             let (script, args) = subjects.call(self.scripts(), terms);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
@@ -128,10 +130,9 @@ impl Calls {
                 }
                 replied => replied?,
             };
-            if let Some((answers, grants)) = self.answers(slot, subjects, terms, value, sent)? {
-                for lease in
-                    asked.iter().flat_map(|asked| asked.granted(subjects, &grants, (sent, self.now())))
-                {
+            if let Some((answers, executed_us, grants)) = self.answers(slot, subjects, terms, value, sent)? {
+                let moments = (sent, executed_us, self.now());
+                for lease in asked.iter_mut().flat_map(|asked| asked.granted(subjects, &grants, moments)) {
                     tokio::spawn(renew(Weak::clone(&self.own), lease));
                 }
                 return Ok(answers);
@@ -178,7 +179,7 @@ impl Calls {
         let arrived = self.now();
         match read(subjects, terms, reply).map_err(|unreadable| self.misread(slot, &unreadable))? {
             // Its time is the first reply's, not the server's current one.
-            Reply::Done(answers, ..) if terms.is_once => Ok(Some((answers, Vec::new()))),
+            Reply::Done(answers, now, _) if terms.is_once => Ok(Some((answers, now, Vec::new()))),
             Reply::Done(answers, now, grants) => {
                 self.observe_time(slot, now, sent, arrived);
                 if let Some(last) = answers.last().filter(|_| terms.has_holds) {
@@ -187,7 +188,7 @@ impl Calls {
                         self.held.note(&subject.name, has_holds, arrived);
                     }
                 }
-                Ok(Some((answers, grants)))
+                Ok(Some((answers, now, grants)))
             }
             Reply::Late(now) => {
                 self.counts.late.fetch_add(1, Ordering::Relaxed);

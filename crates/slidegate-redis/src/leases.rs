@@ -73,6 +73,8 @@ struct Lease {
     /// The key when it was granted.
     granted: Decision,
     granted_us: u64,
+    /// Its end by the server's clock: what is settled later is charged in full.
+    ends_us: u64,
     /// Whether others may know better by now: it is settled by the next call, or runs out.
     is_ended: bool,
     counters: Arc<Counters>,
@@ -87,6 +89,12 @@ struct Taken {
     counters: Arc<Counters>,
 }
 
+/// A lease that a call settles.
+struct Settled {
+    ends_us: u64,
+    counters: Arc<Counters>,
+}
+
 /// What a call does with leases.
 pub(crate) struct Asked<'l> {
     leases: &'l Leases,
@@ -94,6 +102,8 @@ pub(crate) struct Asked<'l> {
     pub(crate) terms: SmallVec<[Option<LeaseTerms>; 2]>,
     /// By subject.
     keys: SmallVec<[u128; 2]>,
+    /// Those that it settles, if it arrives in time.
+    settled: SmallVec<[Settled; 1]>,
     /// How often leases had been ended by news.
     ended: u64,
 }
@@ -193,7 +203,8 @@ impl Leases {
     /// would pay.
     pub(crate) fn ask(&self, subjects: &Subjects, costs: &[u64], is_heard: bool) -> Asked<'_> {
         let ended = self.ended.load(Ordering::SeqCst);
-        let mut asked = Asked { leases: self, terms: SmallVec::new(), keys: SmallVec::new(), ended };
+        let (terms, keys, settled) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
+        let mut asked = Asked { leases: self, terms, keys, settled, ended };
         let is_leased = |subject: &Subject| subject.lease_us > 0 && subject.part.verb != Verb::Peek;
         if !subjects.0.iter().any(is_leased) {
             return asked;
@@ -207,7 +218,9 @@ impl Leases {
             let key = self.secret.hash_of(&subject.name);
             let may = is_leased(subject) && subject.key == at && subject.hold.is_none();
             asked.keys.push(key);
-            asked.terms.push(if may { self.terms(key, subject, costs, may_ask, now_us) } else { None });
+            let settled = &mut asked.settled;
+            let terms = may.then(|| self.terms(key, subject, costs, may_ask, now_us, settled));
+            asked.terms.push(terms.flatten());
         }
         if asked.terms.iter().all(Option::is_none) {
             asked.terms.clear();
@@ -223,6 +236,7 @@ impl Leases {
         costs: &[u64],
         may_ask: bool,
         now_us: u64,
+        settles: &mut SmallVec<[Settled; 1]>,
     ) -> Option<LeaseTerms> {
         let is_check = subject.is_leasable();
         let length_us = subject.lease_us;
@@ -243,12 +257,10 @@ impl Leases {
         let settled = known.lease.take().map(|lease| {
             self.open.fetch_sub(1, Ordering::Relaxed);
             let over_us = now_us.saturating_sub(lease.granted_us);
-            let (id, is_late) = (lease.slice.id, lease.slice.is_over(now_us));
-            let used = lease.slice.end();
+            let (id, used) = (lease.slice.id, lease.slice.end());
             is_used = used > 0;
             known.demand.note(used, now_us, over_us.max(1), length_us);
-            let counter = if is_late { &lease.counters.expired } else { &lease.counters.settled };
-            counter.fetch_add(1, Ordering::Relaxed);
+            settles.push(Settled { ends_us: lease.ends_us, counters: lease.counters });
             (id, used)
         });
         if let Some(most) = costs.iter().map(|cost| subject.part(*cost).cost).max() {
@@ -415,16 +427,20 @@ impl Lease {
 }
 
 impl Asked<'_> {
-    /// Takes what was granted by a call that was `sent` and has `arrived`. Returns the keys and ids of the leases, and
-    /// how much later they are to be renewed.
+    /// Takes what was granted by a call that was `sent`, was executed at this time of the server, and has `arrived`.
+    /// Returns the keys and ids of the leases, and how much later they are to be renewed.
     pub(crate) fn granted(
-        &self,
+        &mut self,
         subjects: &Subjects,
         grants: &[Grant],
-        (sent, arrived): (Timestamp, Timestamp),
+        (sent, executed_us, arrived): (Timestamp, u64, Timestamp),
     ) -> SmallVec<[(u128, u64, Duration); 1]> {
         let (sent_us, arrived_us) = (sent.as_micros(), arrived.as_micros());
         let mut taken = SmallVec::new();
+        for Settled { ends_us, counters } in self.settled.drain(..) {
+            let count = if executed_us < ends_us { &counters.settled } else { &counters.expired };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         for (at, (terms, key)) in self.terms.iter().zip(&self.keys).enumerate() {
             let Some(terms) = terms else { continue };
             let mut set = self.leases.keys.set(lowest_bits(*key));
@@ -449,6 +465,7 @@ impl Asked<'_> {
                 subject: subject.clone(),
                 granted: grant.decision,
                 granted_us: arrived_us,
+                ends_us: executed_us.saturating_add(grant.ttl_us),
                 // News may arrive before the reply to a call that was made before them.
                 is_ended: self.leases.ended.load(Ordering::SeqCst) != self.ended,
                 counters,
@@ -469,6 +486,10 @@ impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if !self.terms.is_empty() {
             self.leases.in_flight.fetch_sub(1, Ordering::SeqCst);
+        }
+        // Without a reply they are, or may be, charged in full.
+        for Settled { counters, .. } in &self.settled {
+            counters.expired.fetch_add(1, Ordering::Relaxed);
         }
         for (terms, key) in self.terms.iter().zip(&self.keys) {
             if terms.is_some_and(|terms| terms.want > 0)
@@ -539,10 +560,10 @@ mod tests {
     fn a_lease_that_was_asked_for_before_a_reset_is_not_used() {
         for (reset, is_used) in [(None, true), (Some(vec![b"sg1:p:alice".to_vec()]), false)] {
             let (leases, clock) = leases();
-            let (asked, now) = (ask(&leases), clock.now());
+            let (mut asked, now) = (ask(&leases), clock.now());
             assert!(!wants(&leases), "one call asks at a time");
             leases.end(Some(&reset.unwrap_or_default()));
-            assert_eq!(asked.granted(&subjects(), &granted(50), (now, now)).len(), 1);
+            assert_eq!(asked.granted(&subjects(), &granted(50), (now, 0, now)).len(), 1);
             assert_eq!(take(&leases).is_some(), is_used);
             let open = |leases: &Leases| leases.stats()["p"].open;
             assert_eq!(open(&leases), u64::from(is_used));
@@ -559,9 +580,9 @@ mod tests {
         for used in [0, 20] {
             let (leases, clock) = leases();
             let now = clock.now();
-            let first = ask(&leases);
+            let mut first = ask(&leases);
             let LeaseTerms { settled: None, id, .. } = first.terms[0].unwrap() else { panic!("it has none") };
-            first.granted(&subjects(), &granted(50), (now, now));
+            first.granted(&subjects(), &granted(50), (now, 0, now));
             drop(first);
             let taken: Vec<_> = (0..used).map(|_| take(&leases).unwrap()).collect();
             clock.advance(ms(40));
@@ -576,15 +597,36 @@ mod tests {
         }
     }
 
+    /// Whoever reads the counts must be able to say what was charged in full.
+    #[test]
+    fn a_lease_that_the_server_settles_after_its_end_is_counted_as_expired() {
+        const GRANTED_US: u64 = 7_000_000;
+        for (executed, is_settled) in [(Some(LENGTH_US - 1), true), (Some(LENGTH_US), false), (None, false)] {
+            let (leases, clock) = leases();
+            let now = clock.now();
+            ask(&leases).granted(&subjects(), &granted(50), (now, GRANTED_US, now));
+            take(&leases).unwrap();
+            // In time, as far as this process knows.
+            clock.advance(ms(40));
+            let mut renewal = leases.ask(&subjects(), &[], true);
+            if let Some(passed_us) = executed {
+                renewal.granted(&subjects(), &[], (clock.now(), GRANTED_US + passed_us, clock.now()));
+            }
+            drop(renewal);
+            let LeaseStats { returned, expired, .. } = leases.stats()["p"];
+            assert_eq!((returned, expired), (u64::from(is_settled), u64::from(!is_settled)), "{executed:?}");
+        }
+    }
+
     /// The end counts from before the call was sent, whenever its reply comes.
     #[test]
     fn a_slow_way_leaves_less_of_a_lease_and_is_not_tried_again_soon() {
         for (way, is_used, asks_again) in [(ms(1), true, true), (ms(45), true, false), (ms(60), false, false)]
         {
             let (leases, clock) = leases();
-            let (asked, sent) = (ask(&leases), clock.now());
+            let (mut asked, sent) = (ask(&leases), clock.now());
             clock.advance(way);
-            asked.granted(&subjects(), &granted(50), (sent, clock.now()));
+            asked.granted(&subjects(), &granted(50), (sent, 0, clock.now()));
             drop(asked);
             assert_eq!(take(&leases).is_some(), is_used, "{way:?}");
             assert_eq!(wants(&leases), asks_again, "{way:?}");

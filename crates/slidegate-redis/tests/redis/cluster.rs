@@ -27,15 +27,7 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 /// Runs a test on the cluster that others use as well, one after the other.
 pub(crate) fn on_cluster(test: impl AsyncFnOnce(&RedisCluster)) {
     let cluster = harness::cluster();
-    runtime().block_on(async {
-        test(&cluster).await;
-        // For the next test.
-        for node in cluster.nodes() {
-            if node.admin(&["ROLE"]).starts_with("master") {
-                node.admin(&["FLUSHALL"]);
-            }
-        }
-    });
+    runtime().block_on(test(&cluster));
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {

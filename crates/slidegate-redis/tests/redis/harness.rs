@@ -13,7 +13,11 @@ use slidegate_testkit::until_true;
 /// seconds.
 pub(crate) fn cluster() -> MutexGuard<'static, RedisCluster> {
     static CLUSTER: LazyLock<Mutex<RedisCluster>> = LazyLock::new(|| Mutex::new(RedisCluster::of_three()));
-    CLUSTER.lock().unwrap_or_else(PoisonError::into_inner)
+    let cluster = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    for node in cluster.nodes().iter().filter(|node| node.admin(&["ROLE"]).starts_with("master")) {
+        node.admin(&["FLUSHALL"]);
+    }
+    cluster
 }
 
 fn text(text: &str) -> Reply {

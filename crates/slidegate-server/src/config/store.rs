@@ -35,7 +35,8 @@ pub(super) struct StoreSection {
     /// Maximum time per decision; after it, `on_store_error` applies.
     #[schemars(extend("default" = "50ms"))]
     deadline: Span<1, 60_000>,
-    /// Maximum time to connect. Default: `250ms`, or `deadline` if that is longer.
+    /// Maximum time to connect. A Sentinel or node that is asked who holds the keys has as long to answer, at most
+    /// one second. Default: `250ms`, or `deadline` if that is longer.
     connect_timeout: Option<Span<1, 60_000>>,
     /// Connections per node.
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
