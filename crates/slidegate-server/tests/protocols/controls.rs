@@ -206,7 +206,11 @@ impl Instance {
             let outcome = items[0].to_string();
             if outcome == "changed" { "allowed".to_owned() } else { outcome }
         };
-        let change = |route: &str, body: Value| of_status(self.post(route, &body, "").0);
+        let change = |route: &str, body: Value| {
+            let (status, answer) = self.post(route, &body, "");
+            println!("{key}: {status} {answer}");
+            of_status(status)
+        };
         let charged = |outcome: &str| match outcome {
             "allowed" => {
                 assert_eq!(self.usage(key).0, 12, "all that was used is recorded: {key}");
