@@ -105,8 +105,9 @@ impl Shard {
         debts.add(&address, Debt { cost, until }, now);
     }
 
-    /// The state of a key that is not stored and may owe something: charged as late as it can have been.
-    /// With it, the time until which it may owe.
+    /// The state of a key that is not stored and may owe something: charged as late as it can have been,
+    /// which may be a moment from now, because times are rounded. So what it is told to wait is enough. With
+    /// it, the time until which it may owe.
     pub(super) fn owed<S: Stored>(&self, call: &Call<'_>) -> Option<(S, Tick)> {
         let Call { quota, now, .. } = *call;
         let Debt { cost, until } = self.debts.as_ref()?.find(&call.address, tick(now))?;
@@ -120,7 +121,7 @@ impl Shard {
                 let us = Timestamp::from_micros(us);
                 if S::ALIGNS_TO_DATE { now.wall_time_of(us) } else { us }.as_micros()
             };
-            S::charged_by(quota, cost, on_scale(after), on_scale(by)).min(time)
+            S::charged_by(quota, cost, on_scale(after), on_scale(by))
         };
         let mut state = S::default();
         let at = state.settle(quota, at);
