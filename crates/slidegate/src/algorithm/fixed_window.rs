@@ -86,8 +86,8 @@ impl SavedState for FixedWindow {
     }
 
     /// In the window that ended after `after`: any time in it is as late.
-    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64) -> u64 {
-        if by - after < quota.window_us() { after } else { by }
+    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64, now: u64) -> u64 {
+        if by - after < quota.window_us() { after.min(now) } else { by.min(now) }
     }
 
     fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {

@@ -58,8 +58,8 @@ impl SavedState for InFlight {
         0
     }
 
-    fn charged_by(_quota: &Quota, _cost: u64, _after: u64, by: u64) -> u64 {
-        by
+    fn charged_by(_quota: &Quota, _cost: u64, _after: u64, by: u64, now: u64) -> u64 {
+        by.min(now)
     }
 
     fn counts_still(_quota: &Quota, _cost: u64, _made: u64, _now: u64) -> u64 {

@@ -26,7 +26,10 @@ pub(crate) trait SavedState: State {
 
     /// The latest time at which a key can have been charged that has used at most this cost and of
     /// which nothing counts from some time on: later than `after`, and not later than `by`.
-    fn charged_by(quota: &Quota, cost: u64, after: u64, by: u64) -> u64;
+    ///
+    /// Not later than `now`; but where what counts depends on the moment of the charge, it may be as much later as
+    /// `by` is later than `after`, so that the key is not admitted later than it was told.
+    fn charged_by(quota: &Quota, cost: u64, after: u64, by: u64, now: u64) -> u64;
 
     /// The maximum that still counts of a cost charged at `made`.
     fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64;

@@ -175,8 +175,8 @@ impl SavedState for SlidingLog {
         self.used
     }
 
-    fn charged_by(quota: &Quota, _cost: u64, _after: u64, by: u64) -> u64 {
-        by.saturating_sub(quota.window_us())
+    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64, now: u64) -> u64 {
+        by.saturating_sub(quota.window_us()).min(now + (by - after))
     }
 
     fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {

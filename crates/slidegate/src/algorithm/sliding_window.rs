@@ -167,9 +167,9 @@ impl SavedState for SlidingWindow {
     }
 
     /// In the window before the one that ended after `after`.
-    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64) -> u64 {
+    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64, now: u64) -> u64 {
         let window = quota.window_us();
-        if by - after < window { after.saturating_sub(window) } else { by }
+        if by - after < window { after.saturating_sub(window).min(now) } else { by.min(now) }
     }
 
     fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {

@@ -174,9 +174,10 @@ impl SavedState for TokenBucket {
     }
 
     /// When this content drains until `by`. A store does not know when one ends that drains for years.
-    fn charged_by(quota: &Quota, cost: u64, _after: u64, by: u64) -> u64 {
+    fn charged_by(quota: &Quota, cost: u64, after: u64, by: u64, now: u64) -> u64 {
         let drains_us = quota.by_limit().ceil_wide(u128::from(cost) * u128::from(quota.window_us()));
-        if drains_us > MAX_DRAIN_US { by } else { by.saturating_sub(drains_us) }
+        let charged = if drains_us > MAX_DRAIN_US { by } else { by.saturating_sub(drains_us) };
+        charged.min(now + (by - after))
     }
 
     fn counts_still(quota: &Quota, cost: u64, made: u64, now: u64) -> u64 {

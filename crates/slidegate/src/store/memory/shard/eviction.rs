@@ -121,7 +121,7 @@ impl Shard {
                 let us = Timestamp::from_micros(us);
                 if S::ALIGNS_TO_DATE { now.wall_time_of(us) } else { us }.as_micros()
             };
-            S::charged_by(quota, cost, on_scale(after), on_scale(by))
+            S::charged_by(quota, cost, on_scale(after), on_scale(by), time)
         };
         let mut state = S::default();
         let at = state.settle(quota, at);
