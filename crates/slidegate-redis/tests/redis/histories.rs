@@ -233,7 +233,12 @@ async fn run(
                 let theirs = redis.apply_all(*verb, &requests).await;
                 let ours: Vec<_> = ours.iter().map(|one| fields(one.decision())).collect();
                 let theirs: Vec<_> = theirs.iter().map(|one| fields(one.decision())).collect();
-                assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.store().stats());
+                assert_eq!(
+                    theirs,
+                    ours,
+                    "step {at} of {steps:?} under {quotas:?}: {:?}",
+                    redis.store().stats()
+                );
                 for (name, quota) in NAMES.iter().zip(&quotas) {
                     let lives = conn.call(&["PTTL", &format!("sg1:{name}:{key}")]).unwrap();
                     let Reply::Integer(lives_ms) = lives else { panic!("{lives:?}") };
