@@ -62,10 +62,13 @@ impl State for LogReply {
         if cost == 0 {
             return;
         }
+        let mut is_alone = self.used == 0;
         if self.used == 0 || now > self.newest {
+            // A log of one entry has no room for another, which joins it.
+            is_alone |= quota.max_entries() == 1 && self.oldest == self.newest;
             self.newest = quota.by_step().ceil(now) * quota.step_us();
         }
-        if self.used == 0 {
+        if is_alone {
             self.oldest = self.newest;
         }
         self.used = self.used.saturating_add(cost);
@@ -116,6 +119,21 @@ mod tests {
         let (quota, now) = (Quota::per_minute(10), 10);
         let reply = LogReply::new(3, 9, 5, Vec::new());
         assert_eq!((reply.frees_us(&quota, now), reply.wait_us(&quota, now, 0)), (59_999_995, 59_999_999));
+    }
+
+    /// A penalty joins the only entry, which counts from then on.
+    #[test]
+    fn a_log_of_one_entry_has_no_room_for_another() {
+        let quota = Quota::per_minute(1).with_slots(1);
+        let mut log = SlidingLog::default();
+        log.charge(&quota, 100_000_000, 1);
+        let mut reply = reply(&log, &quota);
+        for now in [100_000_000, 100_000_001] {
+            let done = perform(&mut log, &quota, now, Verb::Penalize, 1);
+            assert_eq!(perform(&mut reply, &quota, now, Verb::Penalize, 1), done);
+            let at = Timestamp::from_micros(now);
+            assert_eq!(decision(&reply, &quota, at, now, done), decision(&log, &quota, at, now, done));
+        }
     }
 
     proptest! {
