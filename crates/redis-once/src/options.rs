@@ -27,7 +27,8 @@ pub struct Options {
     /// Maximum duration of a whole call, including queueing.
     pub deadline: Duration,
     /// Maximum duration of one connection attempt, including TLS and greeting. `None`: 250 ms, or `deadline` if
-    /// that is longer. A node that is asked for the topology has as long to answer, but 200 ms to one second.
+    /// that is longer. A node that is asked for the topology has as long to answer:
+    /// at least 200 ms, at most one second.
     pub connect_timeout: Option<Duration>,
     /// Connections to each node, 1 to 16.
     pub connections: u8,

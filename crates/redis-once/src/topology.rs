@@ -27,8 +27,8 @@ use crate::sentinel;
 use crate::slot::{self, SLOTS};
 use tokio::time::Instant;
 
-/// Limits of the time to ask one node, which is otherwise the time to connect to it: a question includes
-/// that. The longest keeps one silent node from delaying the question to the next.
+/// Shortest and longest timeout for asking one node. Between them it is the connect timeout, because asking
+/// may include connecting. The upper bound keeps a silent node from delaying the question to the next one.
 const ASKING: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 /// Maximum known nodes; more than any cluster has.
 const MOST_NODES: usize = 2048;

@@ -146,8 +146,8 @@ impl RedisOptions {
     }
 
     /// Sets the maximum duration of connecting. Decisions do not wait for it past their own
-    /// deadline. Sentinels and cluster nodes have as long to answer who holds the keys, but 200 ms to
-    /// one second.
+    /// deadline. Sentinels and cluster nodes have as long to answer who holds the keys: at
+    /// least 200 ms, at most one second.
     ///
     /// 1 ms to 60 s. Default: 250 ms, or the deadline if that is longer.
     #[must_use]
