@@ -180,14 +180,14 @@ export class Client extends Turns {
 
   /** The ticket makes a settlement safe to repeat. */
   async #repeat(call) {
-    const end = Date.now() + this.#settleTimeoutMs;
+    const end = performance.now() + this.#settleTimeoutMs;
     for (let pause = 20; ; pause = Math.min(2 * pause, MAX_PAUSE_MS)) {
       try {
         return await this.#changeTicket(call);
       } catch (error) {
         const mayRepeat = error.code === "timeout" || error.code === "unavailable" || error.status >= 500;
         const wait = pause / 2 + Math.random() * pause;
-        if (!mayRepeat || Date.now() + wait > end) throw error;
+        if (!mayRepeat || performance.now() + wait > end) throw error;
         await new Promise((resolve) => setTimeout(resolve, wait));
       }
     }
