@@ -219,6 +219,7 @@ impl Access {
     #[inline]
     pub(crate) fn decision(
         &self,
+        method: &Method,
         request: &HeaderMap,
         action: Action,
         connection: Connection,
@@ -228,10 +229,13 @@ impl Access {
         }
         // A browser presents a client certificate for any page, so it does not replace these checks.
         let is_cross_site = cross_site::is_cross_site(request);
-        if !is_cross_site && (!connection.needs_own_host() || cross_site::is_for_this_machine(request, &[])) {
-            return Ok(());
+        if is_cross_site || connection.needs_own_host() && !cross_site::is_for_this_machine(request, &[]) {
+            self.cross_site_decision(request, is_cross_site, connection.peer)?;
         }
-        self.cross_site_decision(request, is_cross_site, connection.peer)
+        if matches!(*method, Method::GET | Method::HEAD) {
+            self.reject_unmarked_page(request, connection.peer)?;
+        }
+        Ok(())
     }
 
     /// Checks a request that may be cross-site. A valid token proves that it is not.
@@ -448,10 +452,7 @@ pub(crate) async fn may_act(
     next: Next,
 ) -> Result<Response, Problem> {
     let connection = Connection::of(request.extensions());
-    access.decision(request.headers(), action, connection)?;
-    if matches!(*request.method(), Method::GET | Method::HEAD) {
-        access.reject_unmarked_page(request.headers(), connection.peer)?;
-    }
+    access.decision(request.method(), request.headers(), action, connection)?;
     Ok(next.run(request).await)
 }
 

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response_with_state};
 use axum::response::Response as HttpResponse;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodFilter, MethodRouter, get, on, post};
 use futures_util::FutureExt;
 use http_body_util::Full;
 use reply::{AppAnswer, AppState, call, ok, respond};
@@ -56,13 +57,13 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     let adjusters = (Arc::clone(&app.access), Action::Adjust);
     let counting = Arc::clone(&app);
     let deciding = [
-        (CHECK, get(check_by_query).merge(post_verb(Verb::Check))),
+        (CHECK, decide(Verb::Check, MethodFilter::GET.or(MethodFilter::POST))),
         ("/v1/check/batch", post(batch::check_batch)),
-        ("/v1/peek", post_verb(Verb::Peek)),
+        ("/v1/peek", decide(Verb::Peek, MethodFilter::POST)),
     ];
     let adjusting = [
-        ("/v1/refund", post_verb(Verb::Refund)),
-        ("/v1/penalize", post_verb(Verb::Penalize)),
+        ("/v1/refund", decide(Verb::Refund, MethodFilter::POST)),
+        ("/v1/penalize", decide(Verb::Penalize, MethodFilter::POST)),
         ("/v1/reset", post(reset)),
     ];
     // Without access control: they reveal nothing about limits, keys or clients.
@@ -90,21 +91,21 @@ async fn count_refused(State(app): AppState, response: HttpResponse) -> HttpResp
     response
 }
 
-/// `POST` of one request, with this verb.
-fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
-    post(async move |State(app): AppState, request: HttpRequest<Body>| -> AppAnswer {
+/// One request with this verb, by these methods.
+fn decide(verb: Verb, methods: MethodFilter) -> MethodRouter<Arc<App>> {
+    on(methods, async move |State(app): AppState, request: HttpRequest<Body>| -> AppAnswer {
         let connection = Connection::of(request.extensions());
-        by_body(&app, verb, connection, request).await
+        decide_one(&app, verb, connection, request).await
     })
 }
 
-/// `POST /v1/check`.
+/// A check, by `GET` or `POST`.
 pub(super) fn check(
     app: &App,
     client: Connection,
     request: HttpRequest<TrackedBody>,
 ) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
-    by_body(app, Verb::Check, client, request).map(|decided| {
+    decide_one(app, Verb::Check, client, request).map(|decided| {
         decided.unwrap_or_else(|problem| {
             app.observer().malformed.refused(Protocol::Http, problem.status());
             problem.response()
@@ -112,23 +113,9 @@ pub(super) fn check(
     })
 }
 
-async fn check_by_query(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
-    let (head, _) = request.into_parts();
-    let call = call(&app, &head.headers);
-    let ask = RequestBody::from_query(head.uri.query().unwrap_or_default())?;
-    let request = ask.request(&app)?;
-    if let Some(wait) = acquire::preferred_wait(&head.headers) {
-        let client = Connection::of(&head.extensions);
-        return acquire::check_within(&app, &call, (&request, head.headers), wait, client).await;
-    }
-    let id = idempotency::id(Verb::Check, &head.headers)?;
-    let decisions = call.apply(Some(Verb::Check), slice::from_ref(&request), id).await;
-    respond(&app, Verb::Check, &decisions, head.headers)
-}
-
-/// Decides the request of a body. Not `async` itself, as its future would contain the whole request.
-/// The response reuses the memory of the request's headers.
-fn by_body<I, O>(
+/// Decides the request of a body, or of a query if there is no `POST`. Not `async` itself, as its future would contain
+/// the whole request. The response reuses the memory of the request's headers.
+fn decide_one<I, O>(
     app: &App,
     verb: Verb,
     connection: Connection,
@@ -138,13 +125,15 @@ where
     I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
     O: From<Vec<u8>>,
 {
-    let (head, body) = request.into_parts();
-    let headers = head.headers;
+    let (Parts { method, uri, headers, .. }, body) = request.into_parts();
     async move {
-        let bytes = json_body::read(body, MAX_BODY).await?;
+        let bytes = if method == Method::POST { Some(json_body::read(body, MAX_BODY).await?) } else { None };
         let call = call(app, &headers);
         let id = idempotency::id(verb, &headers)?;
-        let ask: RequestBody<'_> = json_body::parse(&bytes)?;
+        let ask: RequestBody<'_> = match &bytes {
+            Some(bytes) => json_body::parse(bytes)?,
+            None => RequestBody::from_query(uri.query().unwrap_or_default())?,
+        };
         let request = ask.request(app)?;
         if verb == Verb::Check
             && let Some(wait) = acquire::preferred_wait(&headers)

@@ -57,10 +57,10 @@ impl HttpService {
         if let Err(problem) = reject_repeated(request.headers()) {
             return future::Either::Right(ready(problem.response().map(Either::Left)).boxed());
         }
-        if request.uri().path() != http::CHECK || request.method() != Method::POST {
+        if request.uri().path() != http::CHECK || !matches!(*request.method(), Method::GET | Method::POST) {
             return future::Either::Right(self.route_others(client, request).boxed());
         }
-        match self.app.access.decision(request.headers(), Action::Decide, client) {
+        match self.app.access.decision(request.method(), request.headers(), Action::Decide, client) {
             Ok(()) => {
                 let checked = http::check(&self.app, client, request);
                 future::Either::Left(checked.map(|response| response.map(Either::Left)))

@@ -56,7 +56,8 @@ async fn decide(State(handler): State<Arc<RateLimitHandler>>, request: Request) 
     let app = &handler.app;
     let (head, body) = request.into_parts();
     let caller = app.observer().caller(Protocol::Grpc, &head.headers);
-    let authorize = |action| app.access.decision(&head.headers, action, Connection::of(&head.extensions));
+    let authorize =
+        |action| app.access.decision(&head.method, &head.headers, action, Connection::of(&head.extensions));
     if let Err(problem) = authorize(Action::Decide) {
         return problem.into_response();
     }
