@@ -215,8 +215,10 @@ test("what is not slidegate's answer is a failure of the service", async () => {
   }
 });
 
-test("a settlement is repeated until the service answers", async () => {
+test("a settlement is repeated until the service answers, though the clock is set", async (t) => {
   let attempts = 0;
+  const clock = Date.now;
+  t.mock.method(Date, "now", () => clock() + attempts * 3_600_000);
   const url = await otherServer((_, response) => {
     attempts += 1;
     if (attempts < 3) return response.writeHead(503).end();

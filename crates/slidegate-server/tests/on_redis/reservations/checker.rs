@@ -92,6 +92,8 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
     // Held at least, and open at least until then unless it is ended.
     let (mut held, mut end) = (one.held_by(policy), one.made.sent + one.ttl);
     let mut cursor = one.made.replied;
+    // When it certainly holds all of that.
+    let mut since = one.made.replied;
     // Settled by calls that were answered, and by those that may have been executed.
     let (mut settled, mut tried) = (0, 0);
     // When calls without a reply may have settled how much in all, and whether one may have ended it.
@@ -131,7 +133,7 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
                         // More counts from the reply on.
                         if let Some(hold) = hold.filter(|hold| *hold > held) {
                             push(sent, replied, held - tried.min(held));
-                            (cursor, held) = (replied, hold);
+                            (cursor, since, held) = (replied, replied, hold);
                         }
                     }
                     Verb::Cancel => return segments,
@@ -159,8 +161,8 @@ fn counted(one: &Reservation, policy: Policy, rules: &Rules) -> Vec<Segment> {
     }
     push(cursor, end, held - tried.min(held));
     if is_charged && !has_unknown {
-        // Charged at its end, which is not before this one. The reply that it was made may be later.
-        push(end.max(one.made.replied), end + rules.window, held - settled);
+        // Charged at its end, which is not before this one. The reply about what it holds may be later.
+        push(end.max(since), end + rules.window, held - settled);
     }
     segments
 }
@@ -432,6 +434,17 @@ mod tests {
         let other = |hold| made(0, hold, vec![settle(hold, 20)]);
         assert_eq!(faults(&[tried.clone(), other(40)], 1, &RULES), [""; 0]);
         assert_eq!(faults(&[tried, other(41)], 1, &RULES).len(), 1);
+    }
+
+    /// It may have ended, and be charged, before the reply that says how much more it held.
+    #[test]
+    fn a_late_reply_about_more_counts_both_amounts_in_turn() {
+        let mut more = change(Verb::Extend { hold: Some(60) }, 100, Some(Outcome::Changed));
+        more.span.replied = 700;
+        let raised = made(0, 40, vec![more]);
+        let other = |hold| made(0, hold, vec![settle(hold, 20)]);
+        assert_eq!(faults(&[raised.clone(), other(40)], 1, &RULES), [""; 0]);
+        assert_eq!(faults(&[raised, other(41)], 1, &RULES).len(), 1);
     }
 
     /// What no reply states may have happened or not; everything else is known exactly.
