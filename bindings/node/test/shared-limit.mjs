@@ -7,9 +7,8 @@ import { SharedGate } from "slidegate";
 
 const [url, policies, seconds] = process.argv.slice(2);
 const gate = new SharedGate(url, policies, { deadlineMs: 5000 });
-// The system's clock, which has milliseconds here: not before the first and not after the second. That of
-// `performance` is the system's of the start, read a moment from where it counts from: some milliseconds off on a busy
-// machine.
+// `Date.now()` has whole milliseconds: the time is between these two. `performance.timeOrigin` plus `performance.now()`
+// has more digits, but was off by milliseconds on a busy machine, where the two begin at different moments.
 const notBeforeUs = () => Date.now() * 1000;
 const notAfterUs = () => (Date.now() + 1) * 1000;
 const until = notBeforeUs() + Number(seconds) * 1e6;

@@ -57,13 +57,13 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     let adjusters = (Arc::clone(&app.access), Action::Adjust);
     let counting = Arc::clone(&app);
     let deciding = [
-        (CHECK, decide(Verb::Check, MethodFilter::GET.or(MethodFilter::POST))),
+        (CHECK, verb_route(Verb::Check, MethodFilter::GET.or(MethodFilter::POST))),
         ("/v1/check/batch", post(batch::check_batch)),
-        ("/v1/peek", decide(Verb::Peek, MethodFilter::POST)),
+        ("/v1/peek", verb_route(Verb::Peek, MethodFilter::POST)),
     ];
     let adjusting = [
-        ("/v1/refund", decide(Verb::Refund, MethodFilter::POST)),
-        ("/v1/penalize", decide(Verb::Penalize, MethodFilter::POST)),
+        ("/v1/refund", verb_route(Verb::Refund, MethodFilter::POST)),
+        ("/v1/penalize", verb_route(Verb::Penalize, MethodFilter::POST)),
         ("/v1/reset", post(reset)),
     ];
     // Without access control: they reveal nothing about limits, keys or clients.
@@ -91,8 +91,8 @@ async fn count_refused(State(app): AppState, response: HttpResponse) -> HttpResp
     response
 }
 
-/// One request with this verb, by these methods.
-fn decide(verb: Verb, methods: MethodFilter) -> MethodRouter<Arc<App>> {
+/// A route that decides one request, with this verb and by these methods.
+fn verb_route(verb: Verb, methods: MethodFilter) -> MethodRouter<Arc<App>> {
     on(methods, async move |State(app): AppState, request: HttpRequest<Body>| -> AppAnswer {
         let connection = Connection::of(request.extensions());
         decide_one(&app, verb, connection, request).await
@@ -113,7 +113,7 @@ pub(super) fn check(
     })
 }
 
-/// Decides the request of a body, or of a query if there is no `POST`. Not `async` itself, as its future would contain
+/// Decides the request in the body of a `POST`, or else in the query. Not `async` itself, as its future would contain
 /// the whole request. The response reuses the memory of the request's headers.
 fn decide_one<I, O>(
     app: &App,
