@@ -445,17 +445,6 @@ pub(crate) fn reject_repeated(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// Middleware of routes that decide or change usage.
-pub(crate) async fn may_act(
-    State((access, action)): State<(Arc<Access>, Action)>,
-    request: Request<Body>,
-    next: Next,
-) -> Result<Response, Problem> {
-    let connection = Connection::of(request.extensions());
-    access.decision(request.method(), request.headers(), action, connection)?;
-    Ok(next.run(request).await)
-}
-
 /// Middleware of admin routes. Routes that make changes reject cross-site requests even with a token.
 pub(crate) async fn may_operate(
     State((access, right)): State<(Arc<Access>, Right)>,

@@ -3,7 +3,7 @@
 //! `http/openapi.json` describes every route. A test writes it from `http/openapi.rs` and the structs of bodies and
 //! responses, and another compares it with the routes.
 
-use axum::BoxError;
+use std::future::ready;
 use std::slice;
 use std::sync::Arc;
 
@@ -11,25 +11,23 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
-use axum::middleware::{from_fn_with_state, map_response_with_state};
+use axum::http::{HeaderValue, Method, Request as HttpRequest, StatusCode, Uri, header};
 use axum::response::Response as HttpResponse;
-use axum::routing::{MethodFilter, MethodRouter, get, on, post};
-use futures_util::FutureExt;
-use http_body_util::Full;
-use reply::{AppAnswer, AppState, call, ok, respond};
+use axum::routing::{get, post};
+use futures_util::{FutureExt, future};
+use http_body_util::{Either, Full};
+use reply::{AppAnswer, call, ok, respond};
 use request::{MAX_BODY, RequestBody};
 use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::store::MemoryStats;
 use slidegate::verb::Verb;
 
-use crate::access::{self, Action};
+use crate::access::Action;
 use crate::audit;
-use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::StoreState;
-use crate::listener::{Connection, TrackedBody};
+use crate::listener::{Connection, SharedRoutes, TrackedBody};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 use crate::wire::routes::Routes;
@@ -48,36 +46,67 @@ mod reply;
 mod request;
 mod text;
 
-/// The path of a check, the most frequent request.
-pub(super) const CHECK: &str = "/v1/check";
+/// A complete response, or the router's.
+pub(super) type AnyResponse = HttpResponse<Either<Full<Bytes>, Body>>;
 
-/// These routes and `others` on the same listener. `direct_paths` are served before the router.
+/// A request that changes or reads the usage of keys.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Operation {
+    One(Verb),
+    Batch,
+    Acquire,
+    Reserve,
+    Settle,
+    Extend,
+    Cancel,
+    Reset,
+}
+
+/// The paths of the operations, the most frequent first.
+const OPERATIONS: [(&str, Operation); 11] = [
+    ("/v1/check", Operation::One(Verb::Check)),
+    ("/v1/reserve", Operation::Reserve),
+    ("/v1/settle", Operation::Settle),
+    ("/v1/extend", Operation::Extend),
+    ("/v1/cancel", Operation::Cancel),
+    ("/v1/acquire", Operation::Acquire),
+    ("/v1/peek", Operation::One(Verb::Peek)),
+    (BATCH, Operation::Batch),
+    ("/v1/refund", Operation::One(Verb::Refund)),
+    ("/v1/penalize", Operation::One(Verb::Penalize)),
+    ("/v1/reset", Operation::Reset),
+];
+
+const BATCH: &str = "/v1/check/batch";
+
+impl Operation {
+    pub(super) fn of(path: &str) -> Option<Self> {
+        OPERATIONS.iter().find(|(of, _)| *of == path).map(|(_, operation)| *operation)
+    }
+
+    fn action(self) -> Action {
+        match self {
+            Self::One(Verb::Refund | Verb::Penalize) | Self::Reset => Action::Adjust,
+            _ => Action::Decide,
+        }
+    }
+
+    /// The methods, as in the field `Allow`.
+    fn methods(self) -> &'static str {
+        if matches!(self, Self::One(Verb::Check)) { "GET,HEAD,POST" } else { "POST" }
+    }
+}
+
+/// The other routes, and `others` on the same listener. `direct_paths` are served before the router.
 pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
-    let deciders = (Arc::clone(&app.access), Action::Decide);
-    let adjusters = (Arc::clone(&app.access), Action::Adjust);
-    let counting = Arc::clone(&app);
-    let deciding = [
-        (CHECK, verb_route(Verb::Check, MethodFilter::GET.or(MethodFilter::POST))),
-        ("/v1/check/batch", post(batch::check_batch)),
-        ("/v1/peek", verb_route(Verb::Peek, MethodFilter::POST)),
-    ];
-    let adjusting = [
-        ("/v1/refund", verb_route(Verb::Refund, MethodFilter::POST)),
-        ("/v1/penalize", verb_route(Verb::Penalize, MethodFilter::POST)),
-        ("/v1/reset", post(reset)),
-    ];
     // Without access control: they reveal nothing about limits, keys or clients.
     let open = [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))];
-    let deciding =
-        Routes::over(Arc::clone(&app), deciding.into_iter().chain(holds::routes()).chain([acquire::route()]))
-            .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)))
-            .behind(|router| router.layer(map_response_with_state(counting, count_refused)));
-    let adjusting = Routes::over(Arc::clone(&app), adjusting)
-        .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_act)));
-    let (router, mut paths) = deciding.and(adjusting).and(Routes::over(app, open)).and(others).into_parts();
-    paths.extend(direct_paths);
-    let paths: Arc<str> = paths.join(", ").into();
+    let batch = Router::new().route(BATCH, post(batch::check_batch)).with_state(Arc::clone(&app));
+    let (router, more) = Routes::over(app, open).and(others).into_parts();
+    let paths = OPERATIONS.iter().map(|(path, _)| *path).chain(more).chain(direct_paths.iter().copied());
+    let paths: Arc<str> = paths.collect::<Vec<_>>().join(", ").into();
     router
+        .merge(batch)
         .fallback(async move |uri: Uri| {
             let detail = format!("unknown path `{}`: must be one of {paths}", uri.path().escape_debug());
             Problem::new(StatusCode::NOT_FOUND, detail)
@@ -85,46 +114,65 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
         .method_not_allowed_fallback(async |method: Method, uri: Uri| Problem::wrong_method(&uri, &method))
 }
 
-/// Counts malformed requests, of the routes that decide.
-async fn count_refused(State(app): AppState, response: HttpResponse) -> HttpResponse {
-    app.observer().malformed.refused(Protocol::Http, response.status());
-    response
-}
-
-/// A route that decides one request, with this verb and by these methods.
-fn verb_route(verb: Verb, methods: MethodFilter) -> MethodRouter<Arc<App>> {
-    on(methods, async move |State(app): AppState, request: HttpRequest<Body>| -> AppAnswer {
-        let connection = Connection::of(request.extensions());
-        decide_one(&app, verb, connection, request).await
-    })
-}
-
-/// A check, by `GET` or `POST`.
-pub(super) fn check(
+/// Performs an operation on the connection's worker, except batches, which take long. Only checks and the like are not
+/// boxed: they are the most frequent.
+pub(super) fn perform(
     app: &App,
+    shared: &SharedRoutes,
+    operation: Operation,
     client: Connection,
     request: HttpRequest<TrackedBody>,
-) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
-    decide_one(app, Verb::Check, client, request).map(|decided| {
-        decided.unwrap_or_else(|problem| {
-            app.observer().malformed.refused(Protocol::Http, problem.status());
-            problem.response()
-        })
-    })
+) -> impl Future<Output = AnyResponse> {
+    if let Some(refusal) = refusal(app, operation, client, &request) {
+        return future::Either::Right(ready(refusal).boxed());
+    }
+    let performed = match operation {
+        Operation::One(verb) => {
+            return future::Either::Left(decide_one(app, verb, client, request).map(complete));
+        }
+        Operation::Batch => {
+            let shared = shared.clone();
+            async move { shared.call(request).await.map(Either::Right) }.boxed()
+        }
+        Operation::Acquire => acquire::acquire(app, client, request).map(complete).boxed(),
+        Operation::Reserve => holds::reserve(app, client, request).map(complete).boxed(),
+        Operation::Settle => holds::settle(app, request).map(complete).boxed(),
+        Operation::Extend => holds::extend(app, request).map(complete).boxed(),
+        Operation::Cancel => holds::cancel(app, request).map(complete).boxed(),
+        Operation::Reset => reset(app, client, request).map(complete).boxed(),
+    };
+    future::Either::Right(performed)
+}
+
+/// The response to a request with another method, or of a client that may not perform the operation.
+fn refusal(
+    app: &App,
+    operation: Operation,
+    client: Connection,
+    request: &HttpRequest<TrackedBody>,
+) -> Option<AnyResponse> {
+    let (method, uri) = (request.method(), request.uri());
+    if !operation.methods().split(',').any(|allowed| allowed == method.as_str()) {
+        let mut response = complete(Err(Problem::wrong_method(uri, method)));
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(operation.methods()));
+        return Some(response);
+    }
+    let permission = app.access.decision(method, request.headers(), operation.action(), client);
+    permission.err().map(|problem| complete(Err(problem)))
+}
+
+fn complete(performed: AppAnswer) -> AnyResponse {
+    performed.unwrap_or_else(Problem::response).map(Either::Left)
 }
 
 /// Decides the request in the body of a `POST`, or else in the query. Not `async` itself, as its future would contain
 /// the whole request. The response reuses the memory of the request's headers.
-fn decide_one<I, O>(
+fn decide_one(
     app: &App,
     verb: Verb,
     connection: Connection,
-    request: HttpRequest<I>,
-) -> impl Future<Output = Result<HttpResponse<O>, Problem>>
-where
-    I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
-    O: From<Vec<u8>>,
-{
+    request: HttpRequest<TrackedBody>,
+) -> impl Future<Output = AppAnswer> {
     let (Parts { method, uri, headers, .. }, body) = request.into_parts();
     async move {
         let bytes = if method == Method::POST { Some(json_body::read(body, MAX_BODY).await?) } else { None };
@@ -150,17 +198,17 @@ where
     }
 }
 
-async fn reset(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+async fn reset(app: &App, client: Connection, request: HttpRequest<TrackedBody>) -> AppAnswer {
     idempotency::none(request.headers())?;
-    let by = app.access.caller(request.headers(), Connection::of(request.extensions()));
+    let by = app.access.caller(request.headers(), client);
     let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
     let ask: RequestBody<'_> = json_body::parse(&bytes)?;
-    let request = ask.request(&app)?;
+    let request = ask.request(app)?;
     let existed = app.reset_for(&by, &request).await.map_err(|error| {
         let detail = format!("{error}; the keys may be forgotten or not, so send it again");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
-    Ok(problem::ok(&Reset { existed }))
+    Ok(ok(problem::json(&Reset { existed })))
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -182,7 +230,7 @@ struct HealthBody {
 
 /// Readiness: see [`crate::engine::readiness`]. Addresses, errors and numbers are for those who may
 /// read the status.
-async fn readyz(State(app): AppState, request: HttpRequest<Body>) -> HttpResponse {
+async fn readyz(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> HttpResponse {
     let ready = app.readiness.is_ready();
     let connection = Connection::of(request.extensions());
     let may_read = app.access.may_read(request.headers(), request.uri(), connection);

@@ -1,22 +1,23 @@
 //! The HTTP listener's protocols: the API under `/v1`, and auth requests of proxies.
 //!
-//! Decisions are handled here, on the connection's worker. All other requests go to the router on
-//! the shared runtime.
+//! Decisions, but for batches, are handled here, on the connection's worker. All other requests go to the router
+//! on the shared runtime.
 
 use std::future::ready;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Method, Request, Response, header};
+use axum::http::{HeaderValue, Request, header};
 use futures_util::{FutureExt, future};
 use http_body_util::{Either, Full};
 
-use crate::access::{Action, reject_repeated};
+use crate::access::reject_repeated;
+use crate::caller::Protocol;
 use crate::config::Auth;
 use crate::engine::App;
 use crate::listener::{Connection, Handler, SharedRoutes, TrackedBody};
 use crate::wire::auth;
-use crate::wire::http;
+use crate::wire::http::{self, AnyResponse, Operation};
 use crate::wire::routes::Routes;
 
 /// Handles the requests of the HTTP listener.
@@ -25,9 +26,6 @@ pub(crate) struct HttpService {
     auth: auth::AuthHandler,
     routes: SharedRoutes,
 }
-
-/// A response with a complete body, or the router's response.
-type HttpResponse = Response<Either<Full<Bytes>, Body>>;
 
 impl HttpService {
     /// The protocols, and `more` routes.
@@ -42,7 +40,7 @@ impl HttpService {
         &self,
         client: Connection,
         request: Request<TrackedBody>,
-    ) -> impl Future<Output = HttpResponse> {
+    ) -> impl Future<Output = AnyResponse> {
         self.route(client, request).map(|mut response| {
             if !self.app.readiness.is_ready() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -51,25 +49,22 @@ impl HttpService {
         })
     }
 
-    /// Decisions are not boxed. Neither this nor [`respond`](Self::respond) is `async`: each such
-    /// function would contain the request once more, and its future is moved.
-    fn route(&self, client: Connection, request: Request<TrackedBody>) -> impl Future<Output = HttpResponse> {
+    /// Most operations are not boxed. Neither this nor [`respond`](Self::respond) is `async`: each such function would
+    /// contain the request once more, and its future is moved.
+    fn route(&self, client: Connection, request: Request<TrackedBody>) -> impl Future<Output = AnyResponse> {
         if let Err(problem) = reject_repeated(request.headers()) {
             return future::Either::Right(ready(problem.response().map(Either::Left)).boxed());
         }
-        if request.uri().path() != http::CHECK || !matches!(*request.method(), Method::GET | Method::POST) {
+        let Some(operation) = Operation::of(request.uri().path()) else {
             return future::Either::Right(self.route_others(client, request).boxed());
-        }
-        match self.app.access.decision(request.method(), request.headers(), Action::Decide, client) {
-            Ok(()) => {
-                let checked = http::check(&self.app, client, request);
-                future::Either::Left(checked.map(|response| response.map(Either::Left)))
-            }
-            Err(problem) => future::Either::Right(ready(problem.response().map(Either::Left)).boxed()),
-        }
+        };
+        let performed = http::perform(&self.app, &self.routes, operation, client, request);
+        future::Either::Left(performed.inspect(|response| {
+            self.app.observer().malformed.refused(Protocol::Http, response.status());
+        }))
     }
 
-    async fn route_others(&self, client: Connection, mut request: Request<TrackedBody>) -> HttpResponse {
+    async fn route_others(&self, client: Connection, mut request: Request<TrackedBody>) -> AnyResponse {
         if let Some(proxy) = auth::proxy(request.uri().path()) {
             if let Err(problem) = self.app.access.proxy(request.headers(), client) {
                 return problem.response().map(Either::Left);
@@ -88,7 +83,7 @@ impl Handler for Arc<HttpService> {
         &self,
         client: Connection,
         request: Request<TrackedBody>,
-    ) -> impl Future<Output = HttpResponse> + Send {
+    ) -> impl Future<Output = AnyResponse> + Send {
         HttpService::respond(self, client, request)
     }
 }

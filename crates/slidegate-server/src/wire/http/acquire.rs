@@ -1,14 +1,9 @@
 //! Waiting for a turn: `/v1/acquire`, and `Prefer: wait` on checks and reservations.
 
 use std::slice;
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest};
-use axum::response::Response as HttpResponse;
-use axum::routing::{MethodRouter, post};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::acquire::Patience;
@@ -16,13 +11,13 @@ use slidegate::{Policy, Request, verb::Verb};
 
 use super::cost::Cost;
 use super::idempotency;
-use super::reply::{AppAnswer, AppState, call, respond};
+use super::reply::{AppAnswer, call, respond};
 use super::request::{Attributes, MAX_BODY, RequestBody};
 use super::text::Text;
 use crate::engine::App;
 use crate::engine::decide::{Call, TurnTerms};
 use crate::limits::MAX_WAIT;
-use crate::listener::Connection;
+use crate::listener::{Connection, TrackedBody};
 use crate::wire::json_body;
 use crate::wire::problem::Problem;
 
@@ -56,14 +51,10 @@ fn default_wait() -> u64 {
     DEFAULT_WAIT_MS
 }
 
-pub(super) fn route() -> (&'static str, MethodRouter<Arc<App>>) {
-    ("/v1/acquire", post(acquire))
-}
-
-async fn acquire(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+pub(super) async fn acquire(app: &App, client: Connection, request: HttpRequest<TrackedBody>) -> AppAnswer {
     let (head, body) = request.into_parts();
     let bytes = json_body::read(body, MAX_BODY).await?;
-    let call = call(&app, &head.headers);
+    let call = call(app, &head.headers);
     let id = idempotency::id(Verb::Check, &head.headers)?;
     let AcquireBody { attributes, cost, policy, timeout_ms } = json_body::parse(&bytes)?;
     let within = Duration::from_millis(timeout_ms);
@@ -75,20 +66,20 @@ async fn acquire(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer 
         return Err(Problem::field("timeout_ms", detail));
     }
     let ask = RequestBody::new(attributes, cost, policy);
-    let request = ask.request(&app)?;
-    let turn = TurnTerms { patience: Patience::AtMost(within), client: Connection::of(&head.extensions) };
+    let request = ask.request(app)?;
+    let turn = TurnTerms { patience: Patience::AtMost(within), client };
     let decisions = call.apply_in_turn(Some(Verb::Check), slice::from_ref(&request), id, turn).await;
-    respond(&app, Verb::Check, &decisions, head.headers)
+    respond(app, Verb::Check, &decisions, head.headers)
 }
 
 /// A check whose client prefers to wait.
-pub(super) async fn check_within<O: From<Vec<u8>>>(
+pub(super) async fn check_within(
     app: &App,
     call: &Call<'_>,
     (request, headers): (&Request<'_>, HeaderMap),
     wait: Duration,
     client: Connection,
-) -> Result<HttpResponse<O>, Problem> {
+) -> AppAnswer {
     let id = idempotency::id(Verb::Check, &headers)?;
     let turn = TurnTerms { patience: Patience::AtMost(wait), client };
     let decisions = call.apply_in_turn(Some(Verb::Check), slice::from_ref(request), id, turn).await;

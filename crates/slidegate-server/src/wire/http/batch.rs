@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::answer::Batch;
 use super::idempotency;
-use super::reply::{AppAnswer, AppState, JSON, call, ok, undecided};
+use super::reply::{JSON, call, ok, undecided};
 use super::request::{BatchBody, MAX_REQUESTS, RequestBody};
 use crate::engine::App;
 use crate::wire::fields::NO_STORE;
@@ -38,7 +38,10 @@ const MAX_TURN: Duration = Duration::from_micros(500);
 type Parts = mpsc::Sender<Result<Bytes, io::Error>>;
 
 /// Decides requests one after another, in order. If one is invalid, none is decided.
-pub(super) async fn check_batch(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+pub(super) async fn check_batch(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<HttpResponse, Problem> {
     let (head, body) = request.into_parts();
     idempotency::none(&head.headers)?;
     let body = json_body::read(body, MAX_BODY).await?;

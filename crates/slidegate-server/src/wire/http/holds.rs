@@ -1,13 +1,12 @@
 //! Reservations: made by `/v1/reserve`, and settled, extended or cancelled by their tickets.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::State;
+use axum::body::Bytes;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, StatusCode, header};
 use axum::response::Response as HttpResponse;
-use axum::routing::{MethodRouter, post};
+use http_body_util::Full;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Error;
@@ -19,13 +18,13 @@ use super::acquire::{applied, preferred_wait};
 use super::answer::{self, MAX_TICKETS, ReservationRequest};
 use super::cost::Cost;
 use super::idempotency;
-use super::reply::{AppAnswer, AppState, JSON, call, ok, status_of, undecided};
+use super::reply::{AppAnswer, JSON, call, ok, status_of, undecided};
 use super::request::{MAX_BODY, ReserveBody, parse_ttl};
 use super::text::{Text, Ttl};
 use crate::engine::App;
 use crate::engine::decide::TurnTerms;
 use crate::engine::ticket_change::{TicketChange, TicketChanged};
-use crate::listener::Connection;
+use crate::listener::{Connection, TrackedBody};
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
@@ -85,32 +84,20 @@ pub(super) struct CancelBody<'a> {
     ticket: Text<'a>,
 }
 
-/// The routes of reservations.
-pub(super) fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 4] {
-    [
-        ("/v1/reserve", post(reserve)),
-        ("/v1/settle", post(settle)),
-        ("/v1/extend", post(extend)),
-        ("/v1/cancel", post(cancel)),
-    ]
-}
-
-async fn reserve(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
-    let (head, body) = request.into_parts();
-    let headers = head.headers;
+pub(super) async fn reserve(app: &App, client: Connection, request: HttpRequest<TrackedBody>) -> AppAnswer {
+    let (Parts { headers, .. }, body) = request.into_parts();
     // Bound to its caller, so that a ticket is not given to who guesses the key.
-    let caller = || app.access.caller(&headers, Connection::of(&head.extensions));
+    let caller = || app.access.caller(&headers, client);
     let id = idempotency::id(slidegate::verb::Verb::Check, &headers)?.map(|id| format!("{}\n{id}", caller()));
     let bytes = json_body::read(body, MAX_BODY).await?;
-    let call = call(&app, &headers);
+    let call = call(app, &headers);
     let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
-    let request = ask.request(&app)?;
+    let request = ask.request(app)?;
     let options = HoldOptions { ttl, id: id.as_deref() };
     let requests = std::slice::from_ref(&request);
     let wait = preferred_wait(&headers);
     let reserved = match wait {
         Some(wait) => {
-            let client = Connection::of(&head.extensions);
             call.reserve_in_turn(requests, options, TurnTerms { patience: Patience::AtMost(wait), client })
                 .await
         }
@@ -124,7 +111,7 @@ async fn reserve(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer 
     let asked = ReservationRequest { request: &request, says_cost: ask.says_cost() };
     let written = answer::reserved(reserved.decisions(), &asked, reserved.ticket().zip(text.as_deref()));
     let (status, media_type) = status_of(slidegate::verb::Verb::Check, reserved.decisions());
-    let mut response = HttpResponse::new(Body::from(written));
+    let mut response = HttpResponse::new(written.into());
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, media_type);
@@ -135,15 +122,15 @@ async fn reserve(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer 
     Ok(response)
 }
 
-async fn settle(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+pub(super) async fn settle(app: &App, request: HttpRequest<TrackedBody>) -> AppAnswer {
     let (headers, bytes) = body(request).await?;
     let ask: SettleBody<'_> = json_body::parse(&bytes)?;
     let ticket = read(&ask.ticket, "ticket")?;
     let change = TicketChange::Settle { cost: ask.cost.read()?, is_final: ask.r#final };
-    change_one(&app, &headers, &ticket, change).await
+    change_one(app, &headers, &ticket, change).await
 }
 
-async fn extend(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+pub(super) async fn extend(app: &App, request: HttpRequest<TrackedBody>) -> AppAnswer {
     let (headers, bytes) = body(request).await?;
     let ask: ExtendBody<'_> = json_body::parse(&bytes)?;
     let ttl = ask.ttl.as_ref().map(parse_ttl).transpose()?;
@@ -153,7 +140,7 @@ async fn extend(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
             let in_hold = |problem: Problem| problem.in_field("hold");
             let hold = ask.hold.as_ref().map(Cost::read).transpose().map_err(in_hold)?;
             let change = TicketChange::Extend(extension(hold, ttl)?);
-            return change_one(&app, &headers, &ticket, change).await;
+            return change_one(app, &headers, &ticket, change).await;
         }
         (None, Some(tickets)) => tickets,
         (Some(_), Some(_)) => {
@@ -174,7 +161,7 @@ async fn extend(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
     let read_one = |(at, text)| read(text, &format!("tickets[{at}]"));
     let tickets = tickets.iter().enumerate().map(read_one).collect::<Result<Vec<_>, _>>()?;
     let extension = extension(None, ttl)?;
-    let extended = call(&app, &headers).extend_each(&tickets, &extension).await;
+    let extended = call(app, &headers).extend_each(&tickets, &extension).await;
     Ok(ok(answer::settlements(&extended.map_err(|error| failed(&error))?)))
 }
 
@@ -187,15 +174,15 @@ fn extension(hold: Option<slidegate::Cost<'_>>, ttl: Option<Duration>) -> Result
     extension.with_ttl(ttl).map_err(|error| Problem::field("ttl", error.to_string()))
 }
 
-async fn cancel(State(app): AppState, request: HttpRequest<Body>) -> AppAnswer {
+pub(super) async fn cancel(app: &App, request: HttpRequest<TrackedBody>) -> AppAnswer {
     let (headers, bytes) = body(request).await?;
     let ask: CancelBody<'_> = json_body::parse(&bytes)?;
     let ticket = read(&ask.ticket, "ticket")?;
-    change_one(&app, &headers, &ticket, TicketChange::Cancel).await
+    change_one(app, &headers, &ticket, TicketChange::Cancel).await
 }
 
 /// The headers and the body of a change, which has no idempotency key, as it may be repeated.
-async fn body(request: HttpRequest<Body>) -> Result<(HeaderMap, axum::body::Bytes), Problem> {
+async fn body(request: HttpRequest<TrackedBody>) -> Result<(HeaderMap, Bytes), Problem> {
     let (head, body) = request.into_parts();
     idempotency::none(&head.headers)?;
     Ok((head.headers, json_body::read(body, MAX_BODY).await?))
@@ -232,9 +219,9 @@ async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: Tic
 }
 
 /// 429 for an extension that does not fit, with the wait; otherwise 200.
-fn respond(app: &App, settlement: &Settlement, goes_on: bool) -> HttpResponse {
+fn respond(app: &App, settlement: &Settlement, goes_on: bool) -> HttpResponse<Full<Bytes>> {
     let is_denied = settlement.status() == HoldStatus::Denied;
-    let mut response = HttpResponse::new(Body::from(answer::settlement(settlement, goes_on)));
+    let mut response = HttpResponse::new(answer::settlement(settlement, goes_on).into());
     let headers = response.headers_mut();
     let media_type = if is_denied { problem::MEDIA_TYPE } else { JSON };
     headers.insert(header::CONTENT_TYPE, media_type);

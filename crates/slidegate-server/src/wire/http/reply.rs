@@ -1,10 +1,9 @@
 //! What the routes of the HTTP API have in common: how a call is recorded, and responses.
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response as HttpResponse};
+use axum::response::Response as HttpResponse;
+use http_body_util::Full;
 use slidegate::{Decisions, Error, Reason, verb::Verb};
 
 use super::answer;
@@ -14,8 +13,7 @@ use crate::engine::decide::Call;
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::problem::{self, Problem};
 
-pub(super) type AppState = State<Arc<App>>;
-pub(super) type AppAnswer = Result<HttpResponse, Problem>;
+pub(super) type AppAnswer = Result<HttpResponse<Full<Bytes>>, Problem>;
 
 /// A call of an HTTP client, with the trace context of its request.
 pub(super) fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
@@ -36,17 +34,12 @@ pub(super) fn status_of(verb: Verb, decisions: &Decisions<'_>) -> (StatusCode, H
 /// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
 /// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
 /// rate-limit headers. `reused` is a map that is no longer needed.
-pub(super) fn respond<O: From<Vec<u8>>>(
-    app: &App,
-    verb: Verb,
-    decisions: &Decisions<'_>,
-    reused: HeaderMap,
-) -> Result<HttpResponse<O>, Problem> {
+pub(super) fn respond(app: &App, verb: Verb, decisions: &Decisions<'_>, reused: HeaderMap) -> AppAnswer {
     if let Some(error) = decisions.error() {
         return Err(undecided(&error));
     }
     let (status, media_type) = status_of(verb, decisions);
-    let mut response = HttpResponse::new(O::from(answer::one(decisions)));
+    let mut response = HttpResponse::new(answer::one(decisions).into());
     *response.status_mut() = status;
     let headers = response.headers_mut();
     *headers = reused;
@@ -72,6 +65,9 @@ pub(super) fn undecided(error: &Error) -> Problem {
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-pub(super) fn ok(body: Vec<u8>) -> HttpResponse {
-    ([(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, NO_STORE)], body).into_response()
+pub(super) fn ok<B: From<Vec<u8>>>(body: Vec<u8>) -> HttpResponse<B> {
+    let mut response = HttpResponse::new(body.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
+    response
 }
