@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from datetime import timedelta
+from email.utils import formatdate
 
 import pytest
 from conftest import POLICIES, Service, free_port, wait_until
@@ -334,6 +335,21 @@ def test_a_reservation_is_settled_once_in_parts_and_by_ticket(service, connect, 
     assert client.cancel(tickets[0]).outcome == "changed"
     with pytest.raises(slidegate.SlidegateError):
         client.settle("no ticket", 1)
+
+
+# A guess by the wrong clock extends too late, or all the time.
+@pytest.mark.parametrize(("offset", "lasts"), [(-7200, 30), (-0.4, 30), (0, 30), (7200, 30)])
+def test_a_reservation_lasts_as_long_by_a_service_whose_clock_differs(fake_server, connect, offset, lasts):
+    def serve(server, connection):
+        server.read_request(connection)
+        now = time.time() + offset
+        body = json.loads(ALLOWED) | {"ticket": "t", "until_ms": int((now + lasts) * 1000)}
+        date = f"Date: {formatdate(int(now), usegmt=True)}"
+        connection.sendall(response(json.dumps(body).encode(), "200 OK", date))
+
+    reservation = connect(fake_server(serve).url, timeout=5).reserve({"user": "alice"})
+    assert reservation.decision.error is None
+    assert lasts - 1 <= reservation.ttl <= lasts + 1
 
 
 def test_a_block_settles_what_was_recorded_or_cancels(service, connect, unique):

@@ -157,14 +157,14 @@ def _retry_after(lines: list[str], dates: list[str]) -> timedelta | None:
         raise _Malformed
     if re.fullmatch("[0-9]{1,15}", text):
         return _seconds(int(text))
-    until = _date(text)
+    until = http_date(text)
     if until is None:
         raise _Malformed
-    sent = _date(dates[0].strip(" \t")) if len(dates) == 1 else None
+    sent = http_date(dates[0].strip(" \t")) if len(dates) == 1 else None
     return max(timedelta(0), until - (sent or datetime.now(timezone.utc)))
 
 
-def _date(text: str) -> datetime | None:
+def http_date(text: str) -> datetime | None:
     """A date of HTTP, which is always of GMT."""
     if len(text) > 64 or not text.endswith(" GMT"):
         return None

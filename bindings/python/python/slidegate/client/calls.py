@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 from .._middleware import seconds
 from ..decision import Decision, PolicyDecision, wait
 from ..errors import InvalidRequest, SlidegateError, error_of
+from ..fields import http_date
 from ..reservation import Cost, SettledPolicy, Settlement
 
 __all__ = ["Calls", "Exchange", "Key", "Pause", "Reply", "Service"]
@@ -106,6 +107,16 @@ class Reply(NamedTuple):
 #: What a call does: `Exchange` is answered by a `Reply` or a thrown `SlidegateError`, `Pause` by `None`.
 T = TypeVar("T")
 Steps = Generator["Exchange | Pause", Any, T]
+
+
+def _time_of(reply: Reply) -> float:
+    """The service's time: this machine's, unless the field `Date`, which has whole seconds, says another."""
+    now = time.time()
+    dates = [http_date(value) for name, value in reply.headers if name.lower() == "date"]
+    if len(dates) != 1 or dates[0] is None:
+        return now
+    sent = dates[0].timestamp()
+    return min(max(now, sent), sent + 1)
 
 
 @dataclass(frozen=True)
@@ -210,8 +221,7 @@ class Calls:
         ticket, until = members.get("ticket"), members.get("until_ms")
         if not isinstance(ticket, str) or not isinstance(until, int):
             return self._failed(_invalid_response(reply.status, "it has no ticket")), None, 0.0
-        # The service's clock may differ; a wrong guess only extends too early or too late by that much.
-        lasts = ttl.total_seconds() if ttl else max(0.003, until / 1000 - time.time())
+        lasts = ttl.total_seconds() if ttl else max(0.003, until / 1000 - _time_of(reply))
         return decision, ticket, min(lasts, 3600.0)
 
     def batch(self, requests: Sequence[Mapping[str, Any]]) -> Steps[list[Decision]]:
