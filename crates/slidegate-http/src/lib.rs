@@ -14,4 +14,6 @@ mod reserving {}
 
 pub mod client_addr;
 pub mod headers;
+#[doc(hidden)]
+pub mod internal;
 pub mod layer;

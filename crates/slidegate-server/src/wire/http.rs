@@ -275,5 +275,5 @@ struct Details {
 }
 
 async fn openapi() -> HttpResponse {
-    ok(include_bytes!("http/openapi.json").to_vec())
+    ok(&include_bytes!("http/openapi.json")[..])
 }

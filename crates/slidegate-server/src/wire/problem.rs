@@ -1,13 +1,16 @@
 //! Problem bodies (RFC 9457) for invalid requests; they name the field.
 
+use std::cell::RefCell;
+use std::mem;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate_http::headers::secs_ceil;
+use slidegate_http::internal::{MAX_REUSED, reused_copy};
 
 use crate::wire::request::{BadRequest, Field};
 
@@ -129,7 +132,7 @@ pub(crate) struct Members<'a> {
 }
 
 impl Problem {
-    pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
+    pub(crate) fn response<B: From<Bytes>>(self) -> Response<B> {
         let members = Members {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or("Error"),
@@ -164,11 +167,19 @@ pub(crate) fn ok(body: &impl Serialize) -> Response<Body> {
 }
 
 /// Serializes a body of our own types, which never fails.
-pub(crate) fn json(body: &impl Serialize) -> Vec<u8> {
-    let mut written = Vec::with_capacity(USUAL);
-    serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");
-    written
+pub(crate) fn json(body: &impl Serialize) -> Bytes {
+    thread_local! {
+        static WRITTEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    WRITTEN.with_borrow_mut(|written| {
+        serde_json::to_writer(&mut *written, body)
+            .expect("our answers have text keys and no maps that can fail");
+        // Memory of large bodies is not kept.
+        if written.len() > MAX_REUSED {
+            return mem::take(written).into();
+        }
+        let copy = reused_copy(written);
+        written.clear();
+        copy
+    })
 }
-
-/// Initial capacity of a response: enough for one request under one or two policies.
-pub(super) const USUAL: usize = 1024;

@@ -132,7 +132,9 @@ impl<'r> Ask for CheckInTurn<'_, 'r> {
     }
 
     async fn ask(&self) -> Decisions<'r> {
-        self.engine.ask(self.verb, self.requests, self.id, true).await
+        let mut decisions = self.engine.store.undecided(self.verb, self.requests);
+        self.engine.ask(&mut decisions, self.id, true).await;
+        decisions
     }
 
     fn decisions<'a>(answer: &'a Decisions<'r>) -> Option<&'a Decisions<'a>> {
