@@ -14,6 +14,4 @@ mod reserving {}
 
 pub mod client_addr;
 pub mod headers;
-#[doc(hidden)]
-pub mod internal;
 pub mod layer;

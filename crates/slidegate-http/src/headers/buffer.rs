@@ -9,7 +9,7 @@ use std::ops::Range;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use crate::internal::reused_copy;
+use super::reused::reused_copy;
 
 /// A header field: its name in lower case and its value in printable ASCII.
 pub type Header = (&'static str, String);

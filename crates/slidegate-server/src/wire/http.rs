@@ -25,6 +25,7 @@ use slidegate::verb::Verb;
 
 use crate::access::Action;
 use crate::audit;
+use crate::caller::Protocol;
 use crate::engine::App;
 use crate::engine::StoreState;
 use crate::listener::{Connection, SharedRoutes, TrackedBody};
@@ -114,9 +115,20 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
         .method_not_allowed_fallback(async |method: Method, uri: Uri| Problem::wrong_method(&uri, &method))
 }
 
-/// Performs an operation on the connection's worker, except batches, which take long. Only checks and the like are not
-/// boxed: they are the most frequent.
+/// Performs an operation on the connection's worker, except batches, which take long. Counts malformed requests.
 pub(super) fn perform(
+    app: &App,
+    shared: &SharedRoutes,
+    operation: Operation,
+    client: Connection,
+    request: HttpRequest<TrackedBody>,
+) -> impl Future<Output = AnyResponse> {
+    uncounted(app, shared, operation, client, request)
+        .inspect(|response| app.observer().malformed.refused(Protocol::Http, response.status()))
+}
+
+/// Only checks and the like are not boxed: they are the most frequent.
+fn uncounted(
     app: &App,
     shared: &SharedRoutes,
     operation: Operation,

@@ -9,8 +9,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate_http::headers::secs_ceil;
-use slidegate_http::internal::{MAX_REUSED, reused_copy};
+use slidegate_http::headers::{MAX_REUSED, reused_copy, secs_ceil};
 
 use crate::wire::request::{BadRequest, Field};
 
@@ -172,14 +171,41 @@ pub(crate) fn json(body: &impl Serialize) -> Bytes {
         static WRITTEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
     WRITTEN.with_borrow_mut(|written| {
+        // Nothing of a body whose writing failed may be in another client's.
+        written.clear();
         serde_json::to_writer(&mut *written, body)
             .expect("our answers have text keys and no maps that can fail");
         // Memory of large bodies is not kept.
         if written.len() > MAX_REUSED {
             return mem::take(written).into();
         }
-        let copy = reused_copy(written);
-        written.clear();
-        copy
+        reused_copy(written)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use serde::Serializer;
+    use serde::ser::Error;
+
+    use super::*;
+
+    struct Fails;
+
+    impl Serialize for Fails {
+        fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(S::Error::custom("it cannot be written"))
+        }
+    }
+
+    #[test]
+    fn bodies_have_nothing_of_others() {
+        assert!(catch_unwind(|| json(&("a secret", Fails))).is_err());
+        let large = "x".repeat(MAX_REUSED);
+        for text in ["a", &large, "b"] {
+            assert_eq!(json(&text), format!("\"{text}\""));
+        }
+    }
 }

@@ -12,7 +12,6 @@ use futures_util::{FutureExt, future};
 use http_body_util::{Either, Full};
 
 use crate::access::reject_repeated;
-use crate::caller::Protocol;
 use crate::config::Auth;
 use crate::engine::App;
 use crate::listener::{Connection, Handler, SharedRoutes, TrackedBody};
@@ -58,10 +57,7 @@ impl HttpService {
         let Some(operation) = Operation::of(request.uri().path()) else {
             return future::Either::Right(self.route_others(client, request).boxed());
         };
-        let performed = http::perform(&self.app, &self.routes, operation, client, request);
-        future::Either::Left(performed.inspect(|response| {
-            self.app.observer().malformed.refused(Protocol::Http, response.status());
-        }))
+        future::Either::Left(http::perform(&self.app, &self.routes, operation, client, request))
     }
 
     async fn route_others(&self, client: Connection, mut request: Request<TrackedBody>) -> AnyResponse {

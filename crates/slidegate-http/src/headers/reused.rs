@@ -1,4 +1,4 @@
-//! For the other crates of the project: not a part of the public API.
+//! Memory of responses that a thread uses again.
 
 use std::cell::RefCell;
 
