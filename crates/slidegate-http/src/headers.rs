@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 
 mod buffer;
 mod problem;
-mod reused;
 mod style;
 mod units;
 mod write;
@@ -25,8 +24,6 @@ mod write;
 pub(crate) use buffer::FieldBuffer;
 pub use buffer::Header;
 pub use problem::{Problem, problem_json};
-#[doc(hidden)]
-pub use reused::{MAX_REUSED, reused_copy};
 pub use slidegate::internal::{millis_ceil, secs_ceil};
 pub use style::{Draft, XRateLimit};
 use write::{

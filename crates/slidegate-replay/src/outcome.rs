@@ -296,7 +296,7 @@ impl PolicyOutcome {
             enforced: policy.options().enforced,
             algorithm: policy.quota().algorithm().to_string(),
             limit: policy.quota().limit(),
-            window: policy.quota().window_text().to_string(),
+            window: policy.quota().window_text(),
             seen: counts.seen,
             allowed: counts.seen - counts.denied,
             denied: counts.denied,

@@ -171,7 +171,7 @@ impl App {
     /// # Errors
     /// As there.
     pub(crate) async fn reset_for(&self, by: &str, request: &Request<'_>) -> Result<bool, Error> {
-        let before = self.store().apply(Verb::Peek, std::slice::from_ref(request)).await;
+        let before = self.store().apply(Some(Verb::Peek), std::slice::from_ref(request), None).await;
         let existed = self.reset(request).await?;
         audit::reset(by, &before, |policy, key| self.observer().shown(policy, key));
         Ok(existed)
@@ -280,7 +280,7 @@ impl App {
             }
         });
         let request = request.under(policy.name());
-        self.store().apply(Verb::Peek, std::slice::from_ref(&request)).await;
+        self.store().apply(Some(Verb::Peek), std::slice::from_ref(&request), None).await;
     }
 
     /// Removes expired keys from a part of the store.

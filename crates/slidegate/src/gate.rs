@@ -122,7 +122,9 @@ impl<S: Store> Gate<S> {
         &self.store
     }
 
-    /// The decisions of a store that decides at once.
+    /// The path of every unreserved request over a store that decides at once: plan, decide,
+    /// answer. [`decide_async`](Self::decide_async) does the same over any store; used here, its
+    /// future would take a third longer.
     #[doc(hidden)]
     pub fn decide_now<'r>(
         &self,
@@ -131,57 +133,32 @@ impl<S: Store> Gate<S> {
         requests: &'r [Request<'r>],
         id: Option<&str>,
     ) -> Decisions<'r> {
-        let mut decisions = self.undecided(verb, requests);
-        self.decide_into_now(store, &mut decisions, id);
+        let mut decisions = Decisions::new(self.policies.load(), requests, verb);
+        let mut plan = Plan::new(false);
+        decisions.policies.plan_into(&mut plan, requests, verb);
+        let mut decided = StoreDecisions::default();
+        decide_now(store, &plan.charges, id, &mut decided);
+        plan.place(&decided.decisions, &mut decisions.placed);
+        decisions.failure = decided.failure;
+        drop(plan);
+        self.wake_refunded(&decisions);
         decisions
     }
 
     /// Decides requests over any store. `is_waiting` requests ask again until they are allowed.
-    pub(super) async fn decide_async<'r>(
+    #[doc(hidden)]
+    pub async fn decide_async<'r>(
         &self,
         verb: Option<Verb>,
         requests: &'r [Request<'r>],
         id: Option<&str>,
         is_waiting: bool,
     ) -> Decisions<'r> {
-        let mut decisions = self.undecided(verb, requests);
-        self.decide_into(&mut decisions, id, is_waiting).await;
-        decisions
-    }
-
-    /// Requests to decide by [`decide_into`](Self::decide_into).
-    #[doc(hidden)]
-    pub fn undecided<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        Decisions::new(self.policies.load(), requests, verb)
-    }
-
-    /// The path of every unreserved request over a store that decides at once: plan, decide,
-    /// answer. [`decide_into`](Self::decide_into) does the same over any store; used here, its
-    /// future would take a third longer.
-    fn decide_into_now(
-        &self,
-        store: &(impl LocalStore + ?Sized),
-        decisions: &mut Decisions<'_>,
-        id: Option<&str>,
-    ) {
-        let mut plan = Plan::new(false);
-        decisions.policies.plan_into(&mut plan, decisions.requests, decisions.verb);
-        let mut decided = StoreDecisions::default();
-        decide_now(store, &plan.charges, id, &mut decided);
-        plan.place(&decided.decisions, &mut decisions.placed);
-        decisions.failure = decided.failure;
-        drop(plan);
-        self.wake_refunded(decisions);
-    }
-
-    /// Decides over any store. The decisions are written where they are: each future that returned them would
-    /// move their 440 bytes twice. `is_waiting` requests ask again until they are allowed.
-    #[doc(hidden)]
-    pub async fn decide_into(&self, decisions: &mut Decisions<'_>, id: Option<&str>, is_waiting: bool) {
         if let Some(local) = self.store.as_local() {
-            return self.decide_into_now(local, decisions, id);
+            return self.decide_now(local, verb, requests, id);
         }
-        let mut plan = decisions.policies.plan(decisions.requests, decisions.verb);
+        let mut decisions = Decisions::new(self.policies.load(), requests, verb);
+        let mut plan = decisions.policies.plan(requests, verb);
         if is_waiting {
             plan.set_waiting();
         }
@@ -189,7 +166,8 @@ impl<S: Store> Gate<S> {
         decisions.failure = failure;
         plan.place(&decided, &mut decisions.placed);
         drop(plan);
-        self.wake_refunded(decisions);
+        self.wake_refunded(&decisions);
+        decisions
     }
 
     pub(super) async fn reset_keys(&self, request: &Request<'_>) -> Result<bool, Error> {

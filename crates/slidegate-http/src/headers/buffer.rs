@@ -1,15 +1,12 @@
 //! The header fields of one response, as they are written.
 //!
-//! All values are slices of one text, whose memory this thread uses again once the response is sent.
+//! All values are slices of one string, so they cost one allocation.
 
-use std::cell::Cell;
-use std::mem;
 use std::ops::Range;
 
+use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
-
-use super::reused::reused_copy;
 
 /// A header field: its name in lower case and its value in printable ASCII.
 pub type Header = (&'static str, String);
@@ -22,16 +19,14 @@ pub(crate) struct FieldBuffer {
     fields: SmallVec<[(&'static HeaderName, usize); 6]>,
 }
 
-thread_local! {
-    /// A text to write, whose memory is used again.
-    static UNUSED: Cell<String> = const { Cell::new(String::new()) };
-}
+/// Initial capacity: enough for the fields of one policy in the default style.
+const INITIAL_CAPACITY: usize = 128;
 
 impl FieldBuffer {
     /// Adds a field. `write` appends its value to the shared buffer.
     pub(super) fn field(&mut self, name: &'static HeaderName, write: impl FnOnce(&mut String)) {
-        if self.fields.is_empty() {
-            self.text = UNUSED.take();
+        if self.text.capacity() == 0 {
+            self.text.reserve(INITIAL_CAPACITY);
         }
         write(&mut self.text);
         self.fields.push((name, self.text.len()));
@@ -50,13 +45,10 @@ impl FieldBuffer {
     /// Adds the fields that `headers` does not have yet. A field set by an inner limit or by the
     /// handler takes precedence.
     pub(crate) fn append_to(&mut self, headers: &mut HeaderMap) {
-        let mut text = mem::take(&mut self.text);
-        let values = reused_copy(text.as_bytes());
-        text.clear();
-        UNUSED.set(text);
+        let text = Bytes::from(std::mem::take(&mut self.text));
         for (name, span) in self.spans() {
             if let Entry::Vacant(field) = headers.entry(name) {
-                let value = HeaderValue::from_maybe_shared(values.slice(span));
+                let value = HeaderValue::from_maybe_shared(text.slice(span));
                 field.insert(value.expect("fields are printable ASCII"));
             }
         }
@@ -65,7 +57,7 @@ impl FieldBuffer {
     /// The name of each field, and where its value is in `text`.
     fn spans(&self) -> impl Iterator<Item = (&'static HeaderName, Range<usize>)> {
         let mut start = 0;
-        self.fields.iter().map(move |(name, end)| (*name, mem::replace(&mut start, *end)..*end))
+        self.fields.iter().map(move |(name, end)| (*name, std::mem::replace(&mut start, *end)..*end))
     }
 }
 

@@ -275,7 +275,7 @@ fn as_json(
         explanation["key"] = applying.key().to_string().into();
         explanation["quota"] = json!({
             "limit": quota.limit(),
-            "window": quota.window_text().to_string(),
+            "window": quota.window_text(),
             "algorithm": quota.algorithm().name(),
             "is_override": chosen.is_override,
             "tier": chosen.tier,

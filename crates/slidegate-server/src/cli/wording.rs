@@ -9,7 +9,7 @@ use slidegate_config::policy::KeysShown;
 use slidegate_replay::Wording;
 
 use crate::config::{Config, Storage, describe};
-use crate::engine::explanation::{self, Explanation};
+use crate::engine::explanation;
 use crate::record::Redactor;
 
 /// Words for the policies of one or more configurations.
@@ -60,7 +60,7 @@ impl Wording for ReportWording {
     fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String {
         decision.map_or_else(
             || explanation::NOTHING.to_owned(),
-            |decision| Explanation { decision: *decision, key: self.key(decision) }.to_string(),
+            |decision| explanation::of_key(decision, &self.key(decision)),
         )
     }
 }

@@ -50,10 +50,17 @@ impl Engine {
     }
 
     /// Asks the store once, and records how long that took.
-    async fn ask(&self, decisions: &mut Decisions<'_>, id: Option<&str>, is_waiting: bool) {
+    async fn ask<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+        is_waiting: bool,
+    ) -> Decisions<'r> {
         let started = self.observer.store_call(!self.store.is_in_memory());
-        self.store.ask(decisions, id, is_waiting).await;
-        self.observer.record_store_call(started, decisions);
+        let decisions = self.store.ask(verb, requests, id, is_waiting).await;
+        self.observer.record_store_call(started, &decisions);
+        decisions
     }
 
     /// Records decisions and the reservation's ticket. Returns the candidates to charge, because
@@ -91,8 +98,7 @@ impl Call<'_> {
     ) -> Decisions<'r> {
         self.count(requests.len());
         let span_start = self.engine.observer.span_start();
-        let mut decisions = self.engine.store.undecided(verb, requests);
-        self.engine.ask(&mut decisions, id, false).await;
+        let decisions = self.engine.ask(verb, requests, id, false).await;
         if !requests.is_empty() {
             self.charge_candidates(
                 self.engine.record(&self.caller, verb, span_start, (&decisions, None)),
@@ -107,7 +113,7 @@ impl Call<'_> {
     async fn charge_candidates(&self, candidates: Vec<CandidateCharge>, requests: &[Request<'_>]) {
         for charge in candidates {
             let request = requests[charge.request].clone().under(&charge.candidate);
-            self.engine.store.apply(Verb::Check, slice::from_ref(&request)).await;
+            self.engine.store.apply(Some(Verb::Check), slice::from_ref(&request), None).await;
         }
     }
 

@@ -3,61 +3,57 @@
 //! For operators and calling programs: it names the author of a block and the cause of a store
 //! failure.
 
-use std::fmt::{self, Display as _};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use slidegate::clock::{Timestamp, format_wait};
 use slidegate::internal::NamedDecision;
 use slidegate::{Algorithm, Amount, Amounts, Block, PolicyDecision, Reason};
 
-use crate::wire::key_text::Shown;
+use crate::wire::key_text;
 
 /// The explanation if no enforced policy applies.
 pub(crate) const NOTHING: &str =
     "no enforced policy applies to these attributes, so nothing limits the request";
 
-/// Explains one policy's decision, with the text of its key.
-pub(crate) struct Explanation<'d, K> {
-    pub(crate) decision: PolicyDecision<'d>,
-    pub(crate) key: K,
-}
-
 /// Explains one policy's decision.
-pub(crate) fn one<'d>(decision: &PolicyDecision<'d>) -> Explanation<'d, Shown<'d>> {
-    Explanation { decision: *decision, key: Shown(decision.key()) }
+pub(crate) fn one(decision: &PolicyDecision<'_>) -> String {
+    of_key(decision, &key_text::shown(&decision.key()))
 }
 
-impl<K: fmt::Display> fmt::Display for Explanation<'_, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let decision = &self.decision;
-        f.write_str(decision.policy().name())?;
-        f.write_str(": `")?;
-        self.key.fmt(f)?;
-        if let Some(block) = decision.block() {
-            match decision.key().missing() {
-                Some(attribute) => {
-                    f.write_str("` lacks ")?;
-                    f.write_str(attribute)?;
-                    f.write_str(", and is denied by on_missing")?;
-                }
-                None => {
-                    f.write_str("` is ")?;
-                    f.write_str(&blocked(block))?;
-                }
-            }
-            if decision.decision().is_counted() {
-                used(f, ", and has", decision)?;
-            }
-        } else if decision.decision().is_counted() {
-            used(f, "` has", decision)?;
-            room(f, decision)?;
-        } else {
-            f.write_str("` was not counted")?;
-        }
-        let Some(failure) = decision.store_failure() else { return Ok(()) };
-        let fallback = decision.decision().source().name();
-        write!(f, "; decided by fallback `{fallback}` ({failure})")
+/// Like [`one`], with the text of the key.
+pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
+    let mut said = String::with_capacity(USUAL);
+    for piece in [decision.policy().name(), ": `", key] {
+        said.push_str(piece);
     }
+    if let Some(block) = decision.block() {
+        match decision.key().missing() {
+            Some(attribute) => {
+                said.push_str("` lacks ");
+                said.push_str(attribute);
+                said.push_str(", and is denied by on_missing");
+            }
+            None => {
+                said.push_str("` is ");
+                said.push_str(&blocked(block));
+            }
+        }
+        if decision.decision().is_counted() {
+            used(&mut said, ", and has", decision);
+        }
+    } else if decision.decision().is_counted() {
+        used(&mut said, "` has", decision);
+        room(&mut said, decision);
+    } else {
+        said.push_str("` was not counted");
+    }
+    if let Some(failure) = decision.store_failure() {
+        let fallback = decision.decision().source().name();
+        write!(said, "; decided by fallback `{fallback}` ({failure})")
+            .expect("writing to a String cannot fail");
+    }
+    said
 }
 
 /// Describes a block: its end and its author.
@@ -80,70 +76,83 @@ pub(crate) fn time(at: Timestamp) -> String {
     format!("{:.3}", jiff::Timestamp::from_microsecond(us).unwrap_or(jiff::Timestamp::MAX))
 }
 
-/// Writes the usage of the key.
-fn used(f: &mut fmt::Formatter<'_>, intro: &str, decision: &PolicyDecision<'_>) -> fmt::Result {
+/// Initial capacity for a typical explanation.
+const USUAL: usize = 128;
+
+/// Appends the usage of the key.
+fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     let Amounts { limit, used, held, .. } = decision.decision().amounts();
-    f.write_str(intro)?;
+    said.push_str(intro);
     if decision.quota().algorithm() == Algorithm::InFlight {
-        number(f, " ", held)?;
-        number(f, " of ", limit)?;
-        return f.write_str(" in flight");
+        number(said, " ", held);
+        number(said, " of ", limit);
+        said.push_str(" in flight");
+        return;
     }
-    number(f, " used ", used)?;
-    number(f, " of ", limit)?;
+    number(said, " used ", used);
+    number(said, " of ", limit);
     if let Some(unit) = decision.policy().said_unit() {
-        f.write_str(" ")?;
-        f.write_str(unit)?;
+        said.push(' ');
+        said.push_str(unit);
     }
-    f.write_str(" per ")?;
-    decision.quota().window_text().fmt(f)?;
+    said.push_str(" per ");
+    said.push_str(&decision.quota().window_text());
     if decision.decision().held() > 0 {
-        number(f, " and holds ", held)?;
-        f.write_str(" for open reservations")?;
+        number(said, " and holds ", held);
+        said.push_str(" for open reservations");
     }
-    Ok(())
 }
 
-fn number(f: &mut fmt::Formatter<'_>, intro: &str, amount: Amount) -> fmt::Result {
-    f.write_str(intro)?;
+fn number(said: &mut String, intro: &str, amount: Amount) {
+    said.push_str(intro);
     if amount == amount.floor().into() {
-        f.write_str(itoa::Buffer::new().format(amount.floor()))
+        said.push_str(itoa::Buffer::new().format(amount.floor()));
     } else {
-        amount.fmt(f)
+        write!(said, "{amount}").expect("writing to a String cannot fail");
     }
 }
 
-/// Writes the remaining amount or the wait.
-fn room(f: &mut fmt::Formatter<'_>, decision: &PolicyDecision<'_>) -> fmt::Result {
+/// Appends the remaining amount or the wait.
+fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     if decision.decision().is_allowed() {
-        number(f, ", ", decision.decision().amounts().remaining)?;
-        return f.write_str(" remain");
+        number(said, ", ", decision.decision().amounts().remaining);
+        said.push_str(" remain");
+        return;
     }
     match decision.decision().reason() {
         Some(Reason::TooManyHolds) => {
-            return f.write_str("; it has as many open reservations as a key may have");
+            return said.push_str("; it has as many open reservations as a key may have");
         }
         Some(Reason::QueueFull) => {
-            return f.write_str("; as many requests wait for their turn as may");
+            return said.push_str("; as many requests wait for their turn as may");
         }
         Some(Reason::StoreFull) => {
-            return f.write_str("; the server has no room for more open reservations under this policy");
+            return said.push_str("; the server has no room for more open reservations under this policy");
         }
         _ => {}
     }
-    let Some(wait) = decision.decision().retry_after() else {
-        return f.write_str("; the cost is more than the limit and never fits");
-    };
-    if decision.decision().held() > 0 {
+    match decision.decision().retry_after() {
         // Holds are usually settled before they expire.
-        write!(f, "; the cost fits in at most {}", seconds(wait))?;
-    } else if let Some(border) = NamedDecision::from(decision).border() {
-        write!(f, "; resets on {border}, in {}", seconds(wait))?;
-    } else {
-        write!(f, "; the cost fits in {}", seconds(wait))?;
+        Some(wait) if decision.decision().held() > 0 => {
+            said.push_str("; the cost fits in at most ");
+            said.push_str(&seconds(wait));
+        }
+        Some(wait) => match NamedDecision::from(decision).border() {
+            Some(border) => {
+                write!(said, "; resets on {border}, in {}", seconds(wait))
+                    .expect("writing to a String cannot fail");
+            }
+            None => {
+                said.push_str("; the cost fits in ");
+                said.push_str(&seconds(wait));
+            }
+        },
+        None => return said.push_str("; the cost is more than the limit and never fits"),
     }
-    let Some(longest) = decision.policy().options().wait else { return Ok(()) };
-    write!(f, "; requests of proxies wait up to {}", seconds(longest))
+    if let Some(longest) = decision.policy().options().wait {
+        said.push_str("; requests of proxies wait up to ");
+        said.push_str(&seconds(longest));
+    }
 }
 
 /// Formats a wait, rounded up: below a minute in seconds with milliseconds.

@@ -71,22 +71,28 @@ impl Store {
         self.gate.store().shared().is_none()
     }
 
-    /// Decides requests that do not wait.
-    pub(crate) async fn apply<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let mut decisions = self.undecided(Some(verb), requests);
-        self.ask(&mut decisions, None, false).await;
+    /// As [`ask`](Self::ask), for requests that do not wait.
+    pub(crate) async fn apply<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+    ) -> Decisions<'r> {
+        self.ask(verb, requests, id, false).await
+    }
+
+    /// Decides requests in one step; without a `verb`, each by its own. With an idempotency key `id`,
+    /// repeats of one request are charged once.
+    pub(super) async fn ask<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+        is_waiting: bool,
+    ) -> Decisions<'r> {
+        let decisions = self.gate.gate().decide_async(verb, requests, id, is_waiting).await;
+        self.health.record(&decisions);
         decisions
-    }
-
-    /// Requests to decide in one step; without a `verb`, each by its own.
-    pub(super) fn undecided<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        self.gate.gate().undecided(verb, requests)
-    }
-
-    /// Decides. With an idempotency key `id`, repeats of one request are charged once.
-    pub(super) async fn ask(&self, decisions: &mut Decisions<'_>, id: Option<&str>, is_waiting: bool) {
-        self.gate.gate().decide_into(decisions, id, is_waiting).await;
-        self.health.record(decisions);
     }
 
     /// Waits until requests are admitted.

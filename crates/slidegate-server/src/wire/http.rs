@@ -14,7 +14,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Request as HttpRequest, StatusCode, Uri, header};
 use axum::response::Response as HttpResponse;
 use axum::routing::{get, post};
-use futures_util::{FutureExt, future};
+use futures_util::FutureExt;
+use futures_util::future::{self, BoxFuture};
 use http_body_util::{Either, Full};
 use reply::{AppAnswer, call, ok, respond};
 use request::{MAX_BODY, RequestBody};
@@ -123,37 +124,30 @@ pub(super) fn perform(
     client: Connection,
     request: HttpRequest<TrackedBody>,
 ) -> impl Future<Output = AnyResponse> {
-    uncounted(app, shared, operation, client, request)
-        .inspect(|response| app.observer().malformed.refused(Protocol::Http, response.status()))
+    let performed = match (refusal(app, operation, client, &request), operation) {
+        (Some(refusal), _) => future::Either::Right(ready(refusal).boxed()),
+        (None, Operation::One(verb)) => {
+            future::Either::Left(decide_one(app, verb, client, request).map(complete))
+        }
+        (None, Operation::Batch) => {
+            let shared = shared.clone();
+            future::Either::Right(async move { shared.call(request).await.map(Either::Right) }.boxed())
+        }
+        (None, Operation::Acquire) => boxed(acquire::acquire(app, client, request)),
+        (None, Operation::Reserve) => boxed(holds::reserve(app, client, request)),
+        (None, Operation::Settle) => boxed(holds::settle(app, request)),
+        (None, Operation::Extend) => boxed(holds::extend(app, request)),
+        (None, Operation::Cancel) => boxed(holds::cancel(app, request)),
+        (None, Operation::Reset) => boxed(reset(app, client, request)),
+    };
+    performed.inspect(|response| app.observer().malformed.refused(Protocol::Http, response.status()))
 }
 
-/// Only checks and the like are not boxed: they are the most frequent.
-fn uncounted(
-    app: &App,
-    shared: &SharedRoutes,
-    operation: Operation,
-    client: Connection,
-    request: HttpRequest<TrackedBody>,
-) -> impl Future<Output = AnyResponse> {
-    if let Some(refusal) = refusal(app, operation, client, &request) {
-        return future::Either::Right(ready(refusal).boxed());
-    }
-    let performed = match operation {
-        Operation::One(verb) => {
-            return future::Either::Left(decide_one(app, verb, client, request).map(complete));
-        }
-        Operation::Batch => {
-            let shared = shared.clone();
-            async move { shared.call(request).await.map(Either::Right) }.boxed()
-        }
-        Operation::Acquire => acquire::acquire(app, client, request).map(complete).boxed(),
-        Operation::Reserve => holds::reserve(app, client, request).map(complete).boxed(),
-        Operation::Settle => holds::settle(app, request).map(complete).boxed(),
-        Operation::Extend => holds::extend(app, request).map(complete).boxed(),
-        Operation::Cancel => holds::cancel(app, request).map(complete).boxed(),
-        Operation::Reset => reset(app, client, request).map(complete).boxed(),
-    };
-    future::Either::Right(performed)
+/// Less frequent than checks, and larger.
+fn boxed<'a, Check>(
+    performed: impl Future<Output = AppAnswer> + Send + 'a,
+) -> future::Either<Check, BoxFuture<'a, AnyResponse>> {
+    future::Either::Right(performed.map(complete).boxed())
 }
 
 /// The response to a request with another method, or of a client that may not perform the operation.
@@ -287,5 +281,5 @@ struct Details {
 }
 
 async fn openapi() -> HttpResponse {
-    ok(&include_bytes!("http/openapi.json")[..])
+    ok(include_bytes!("http/openapi.json").to_vec())
 }

@@ -1,15 +1,13 @@
 //! Problem bodies (RFC 9457) for invalid requests; they name the field.
 
-use std::cell::RefCell;
-use std::mem;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate_http::headers::{MAX_REUSED, reused_copy, secs_ceil};
+use slidegate_http::headers::secs_ceil;
 
 use crate::wire::request::{BadRequest, Field};
 
@@ -131,7 +129,7 @@ pub(crate) struct Members<'a> {
 }
 
 impl Problem {
-    pub(crate) fn response<B: From<Bytes>>(self) -> Response<B> {
+    pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
         let members = Members {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or("Error"),
@@ -166,46 +164,11 @@ pub(crate) fn ok(body: &impl Serialize) -> Response<Body> {
 }
 
 /// Serializes a body of our own types, which never fails.
-pub(crate) fn json(body: &impl Serialize) -> Bytes {
-    thread_local! {
-        static WRITTEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    }
-    WRITTEN.with_borrow_mut(|written| {
-        // Nothing of a body whose writing failed may be in another client's.
-        written.clear();
-        serde_json::to_writer(&mut *written, body)
-            .expect("our answers have text keys and no maps that can fail");
-        // Memory of large bodies is not kept.
-        if written.len() > MAX_REUSED {
-            return mem::take(written).into();
-        }
-        reused_copy(written)
-    })
+pub(crate) fn json(body: &impl Serialize) -> Vec<u8> {
+    let mut written = Vec::with_capacity(USUAL);
+    serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");
+    written
 }
 
-#[cfg(test)]
-mod tests {
-    use std::panic::catch_unwind;
-
-    use serde::Serializer;
-    use serde::ser::Error;
-
-    use super::*;
-
-    struct Fails;
-
-    impl Serialize for Fails {
-        fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            Err(S::Error::custom("it cannot be written"))
-        }
-    }
-
-    #[test]
-    fn bodies_have_nothing_of_others() {
-        assert!(catch_unwind(|| json(&("a secret", Fails))).is_err());
-        let large = "x".repeat(MAX_REUSED);
-        for text in ["a", &large, "b"] {
-            assert_eq!(json(&text), format!("\"{text}\""));
-        }
-    }
-}
+/// Initial capacity of a response: enough for one request under one or two policies.
+pub(super) const USUAL: usize = 1024;

@@ -8,19 +8,16 @@ use axum::http::{StatusCode, Uri};
 use percent_encoding::percent_decode;
 use slidegate::{PolicySet, Request};
 use slidegate_config::names::is_inline;
-use smallvec::SmallVec;
 
 use crate::limits::MAX_COST;
 use crate::wire::problem::Problem;
 use crate::wire::request::sent_value;
 
-/// Attributes in the order they were sent. Few requests have more than fit without an allocation.
-pub(super) type AttributeList<'a> = SmallVec<[(Cow<'a, str>, Cow<'a, [u8]>); 4]>;
-
 /// A request in a query string.
 #[derive(Debug, Default)]
 pub(super) struct RequestQuery<'q> {
-    pub(super) attributes: AttributeList<'q>,
+    /// In the order they were sent.
+    pub(super) attributes: Vec<(Cow<'q, str>, Cow<'q, [u8]>)>,
     pub(super) cost: Option<u64>,
     /// The only policy to decide.
     pub(super) policy: Option<Cow<'q, str>>,

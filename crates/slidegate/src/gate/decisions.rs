@@ -25,9 +25,9 @@ use crate::waiting::Cause;
 pub struct Decisions<'r> {
     /// Kept until the answer is written, even if other policies are configured meanwhile.
     pub(super) policies: Guard<Arc<PolicySet>>,
-    pub(super) requests: &'r [Request<'r>],
+    requests: &'r [Request<'r>],
     /// The verb of all requests; `None` if each request has its own.
-    pub(super) verb: Option<Verb>,
+    verb: Option<Verb>,
     /// In the order of the requests, then the policies.
     pub(super) placed: PerCharge<PlacedDecision>,
     /// Why a fallback made some of the decisions.

@@ -102,19 +102,8 @@ impl Quota {
 impl Quota {
     /// The window for people: `1m`, or its calendar, such as `month in Europe/Berlin`.
     #[must_use]
-    pub fn window_text(&self) -> impl fmt::Display {
-        WindowText(self)
-    }
-}
-
-struct WindowText<'a>(&'a Quota);
-
-impl fmt::Display for WindowText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.calendar_window() {
-            Some(calendar) => write!(f, "{calendar}"),
-            None => write_window(f, self.0.window()),
-        }
+    pub fn window_text(&self) -> String {
+        self.calendar_window().map_or_else(|| format_window(self.window()), |calendar| calendar.to_string())
     }
 }
 
@@ -204,17 +193,11 @@ fn unit_us(name: &str) -> Option<u64> {
 /// Durations that are not whole milliseconds are rounded up: the text is meant for people.
 #[must_use]
 pub fn format_window(window: Duration) -> String {
-    let mut text = String::new();
-    write_window(&mut text, window).expect("writing to a String cannot fail");
-    text
-}
-
-fn write_window(out: &mut impl fmt::Write, window: Duration) -> fmt::Result {
     let us = micros(window);
     let (names, length) =
         UNITS.into_iter().find(|(_, length)| us >= *length && us.is_multiple_of(*length)).unwrap_or(UNITS[5]);
-    out.write_str(itoa::Buffer::new().format(us.div_ceil(length)))?;
-    out.write_str(names[0])
+    let mut digits = itoa::Buffer::new();
+    [digits.format(us.div_ceil(length)), names[0]].concat()
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ impl UsageLoss {
         (until_ms > now).then(|| Self {
             at: at_text(lost_ms),
             policy: longest.name().to_owned(),
-            window: longest.quota().window_text().to_string(),
+            window: longest.quota().window_text(),
             until: at_text(until_ms),
         })
     }

@@ -96,7 +96,7 @@ pub(super) async fn peek(
     if requests.is_empty() {
         return HashMap::new();
     }
-    let decisions = app.store().apply(Verb::Peek, &requests).await;
+    let decisions = app.store().apply(Some(Verb::Peek), &requests, None).await;
     let enforced = decisions.iter().filter(|one| candidate_of(one.policy().name()).is_none());
     enforced
         .map(|one| {

@@ -132,9 +132,7 @@ impl<'r> Ask for CheckInTurn<'_, 'r> {
     }
 
     async fn ask(&self) -> Decisions<'r> {
-        let mut decisions = self.engine.store.undecided(self.verb, self.requests);
-        self.engine.ask(&mut decisions, self.id, true).await;
-        decisions
+        self.engine.ask(self.verb, self.requests, self.id, true).await
     }
 
     fn decisions<'a>(answer: &'a Decisions<'r>) -> Option<&'a Decisions<'a>> {

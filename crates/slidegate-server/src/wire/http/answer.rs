@@ -1,8 +1,5 @@
 //! Decisions as JSON: the strictest one, its explanation, and those of all policies.
 
-use std::fmt;
-
-use axum::body::Bytes;
 use lined_config::without_null;
 use schemars::{JsonSchema, Schema};
 use serde::{Serialize, Serializer};
@@ -11,16 +8,16 @@ use slidegate::reserve::{HoldStatus, Settlement, Ticket};
 use slidegate::{Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Request};
 use slidegate_http::headers::{Problem, millis_ceil};
 
-use crate::engine::explanation::{self, Explanation};
+use crate::engine::explanation;
 use crate::engine::ticket_change::TicketChanged;
-use crate::wire::key_text::Shown;
+use crate::wire::key_text;
 use crate::wire::problem::json;
 
 /// Maximum tickets that one call extends. All are extended concurrently.
 pub(super) const MAX_TICKETS: usize = 256;
 
 /// The body for one request.
-pub(super) fn one(decisions: &Decisions<'_>) -> Bytes {
+pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
     json(&Answer::new(decisions))
 }
 
@@ -92,9 +89,9 @@ pub(super) fn reserved(
     decisions: &Decisions<'_>,
     asked: &ReservationRequest<'_>,
     ticket: Option<(&Ticket, &str)>,
-) -> Bytes {
+) -> Vec<u8> {
     let mut answer = Answer::new(decisions);
-    answer.why.hint = asked.hint(decisions);
+    answer.why.extend(asked.hint(decisions));
     answer.ticket = ticket.map(|(ticket, text)| TicketMembers::new(ticket, text.to_owned()));
     let denying = decisions.strictest().filter(|one| one.decision().reason() == Some(Reason::OverLimit));
     answer.over_limit = denying.map(|one| {
@@ -107,17 +104,17 @@ pub(super) fn reserved(
 }
 
 /// The body for a change of a reservation. One that `goes_on` has a newer ticket.
-pub(super) fn settlement(settlement: &Settlement, goes_on: bool) -> Bytes {
+pub(super) fn settlement(settlement: &Settlement, goes_on: bool) -> Vec<u8> {
     json(&ChangeAnswer::new(settlement, goes_on))
 }
 
 /// The body for a change that is made once the store replies.
-pub(super) fn queued() -> Bytes {
+pub(super) fn queued() -> Vec<u8> {
     json(&ChangeAnswer::queued())
 }
 
 /// The body for extensions of several.
-pub(super) fn settlements(extended: &[TicketChanged]) -> Bytes {
+pub(super) fn settlements(extended: &[TicketChanged]) -> Vec<u8> {
     let reservations = extended.iter().map(|one| match one {
         TicketChanged::Now(settlement) => ChangeAnswer::new(settlement, true),
         TicketChanged::Later => ChangeAnswer::queued(),
@@ -134,11 +131,9 @@ pub(super) struct Answer<'a> {
     /// The strictest policy; null if no enforced policy applies.
     policy: Option<&'a str>,
     /// The key under that policy: the values of its scope, joined by commas.
-    #[schemars(with = "Option<String>")]
-    key: Option<Shown<'a>>,
+    key: Option<String>,
     /// The decision in a sentence.
-    #[schemars(with = "String")]
-    why: Why<'a>,
+    why: String,
     #[schemars(with = "Option<u64>")]
     limit: Option<Amount>,
     #[serde(flatten)]
@@ -159,35 +154,12 @@ pub(super) struct Answer<'a> {
     over_limit: Option<OverLimit>,
 }
 
-/// The strictest decision in a sentence, and how to reserve what otherwise never fits.
-struct Why<'a> {
-    explanation: Option<Explanation<'a, Shown<'a>>>,
-    hint: Option<String>,
-}
-
-impl fmt::Display for Why<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.explanation {
-            None => f.write_str(explanation::NOTHING)?,
-            Some(explanation) => explanation.fmt(f)?,
-        }
-        f.write_str(self.hint.as_deref().unwrap_or_default())
-    }
-}
-
-impl Serialize for Why<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
 /// The decision of one policy.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "PolicyDecision", transform = never_null)]
 struct PolicyAnswer<'a> {
     policy: &'a str,
-    #[schemars(with = "String")]
-    key: Shown<'a>,
+    key: String,
     allowed: bool,
     /// False for a shadow policy, whose denials deny nothing.
     enforced: bool,
@@ -332,8 +304,8 @@ impl<'a> Answer<'a> {
         Self {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|one| one.policy().name()),
-            key: strictest.map(|one| Shown(one.key())),
-            why: Why { explanation: strictest.map(|one| explanation::one(&one)), hint: None },
+            key: strictest.map(|one| key_text::shown(&one.key())),
+            why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
             limit: strictest.map(|one| one.decision().amounts().limit),
             outcome: strictest.map_or_else(nothing, OutcomeBody::new),
             policies: decisions,
@@ -431,7 +403,7 @@ impl<'a> ProblemMembers<'a> {
 fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(decisions.iter().map(|one| PolicyAnswer {
         policy: one.policy().name(),
-        key: Shown(one.key()),
+        key: key_text::shown(&one.key()),
         allowed: one.decision().is_allowed(),
         enforced: one.policy().options().enforced,
         limit: one.decision().amounts().limit,

@@ -65,8 +65,8 @@ pub(super) fn undecided(error: &Error) -> Problem {
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-pub(super) fn ok<B: From<Bytes>>(body: impl Into<Bytes>) -> HttpResponse<B> {
-    let mut response = HttpResponse::new(body.into().into());
+pub(super) fn ok<B: From<Vec<u8>>>(body: Vec<u8>) -> HttpResponse<B> {
+    let mut response = HttpResponse::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
     response

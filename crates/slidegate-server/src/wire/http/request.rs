@@ -1,8 +1,8 @@
 //! Request bodies of the HTTP API: attributes and a cost, as JSON or as a query string.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -16,7 +16,7 @@ use super::text::{Bytes, Text, Ttl};
 use crate::engine::App;
 use crate::limits::MAX_ATTRIBUTES;
 use crate::wire::problem::Problem;
-use crate::wire::query::{self, AttributeList, can_decide};
+use crate::wire::query::{self, can_decide};
 use crate::wire::request::sent_value;
 
 /// Maximum requests in a batch. They are decided one after another.
@@ -66,7 +66,7 @@ pub(super) struct BatchBody<'a> {
     with = "BTreeMap<String, String>",
     extend("maxProperties" = MAX_ATTRIBUTES, "example" = {"user": "alice"})
 )]
-pub(super) struct Attributes<'a>(AttributeList<'a>);
+pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, [u8]>)>);
 
 /// A request to reserve: one request, and `"ttl": "30s"`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -123,8 +123,8 @@ impl<'a> RequestBody<'a> {
     /// Its attributes and its cost.
     #[cfg(fuzzing)]
     pub(super) fn asked(&self) -> (Vec<(String, Vec<u8>)>, u64) {
-        let attributes = self.attributes.0.iter().map(|(name, value)| (name.to_string(), value.to_vec()));
-        (attributes.collect(), self.cost.as_ref().map_or(1, Cost::total))
+        let owned = |(name, value): &(Cow<'_, str>, Cow<'_, [u8]>)| (name.to_string(), value.to_vec());
+        (self.attributes.0.iter().map(owned).collect(), self.cost.as_ref().map_or(1, Cost::total))
     }
 
     /// Whether it has a cost.
@@ -156,17 +156,17 @@ impl<'a> RequestBody<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pairs<'a>(PhantomData<&'a ()>);
+        struct Pairs;
 
-        impl<'de: 'a, 'a> Visitor<'de> for Pairs<'a> {
-            type Value = Attributes<'a>;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Attributes<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of texts such as {\"user\": \"alice\"}")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut pairs = AttributeList::new();
+                let mut pairs = Vec::new();
                 while let Some((Text(name), Bytes(value))) = map.next_entry()? {
                     // Keep one too many, so that the request is rejected with the right error.
                     if pairs.len() <= MAX_ATTRIBUTES {
@@ -178,6 +178,6 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
             }
         }
 
-        deserializer.deserialize_map(Pairs(PhantomData))
+        deserializer.deserialize_map(Pairs)
     }
 }

@@ -532,7 +532,7 @@ mod tests {
             let mut decided = 0;
             while decided < u64::from(COMMANDS) {
                 tokio::task::yield_now().await;
-                let peeked = app.store().apply(Verb::Peek, slice::from_ref(&request)).await;
+                let peeked = app.store().apply(Some(Verb::Peek), slice::from_ref(&request), None).await;
                 let now = peeked.iter().next().unwrap().decision().used();
                 assert!(now - decided <= u64::from(MAX_COMMANDS), "{} commands in a turn", now - decided);
                 decided = now;

@@ -135,3 +135,39 @@ fn metrics_count_known_traffic_exactly() {
     assert_eq!(count(&now, "slidegate_denials_unrecorded_total"), 0);
     assert_eq!(count(&now, "slidegate_keys"), 3);
 }
+
+/// Who sends what cannot be decided is seen, whatever it asks for.
+#[test]
+fn malformed_requests_of_every_operation_are_counted() {
+    let server = Server::start(&["--policy", "10/1h per user"]);
+    let counted = |reason: &str| {
+        let name =
+            format!("slidegate_malformed_total{{protocol=\"http\",reason=\"{reason}\",outcome=\"refused\"}}");
+        let all = metrics(&server);
+        if all.contains_key(&name) { count(&all, &name) } else { 0 }
+    };
+    for operation in [
+        "check",
+        "check/batch",
+        "peek",
+        "reserve",
+        "settle",
+        "extend",
+        "cancel",
+        "acquire",
+        "refund",
+        "penalize",
+        "reset",
+    ] {
+        let path = format!("/v1/{operation}");
+        for (method, body, status, reason) in [
+            ("POST", "{\"attributes\": ", 400, "invalid"),
+            ("POST", &*" ".repeat(300_000), 413, "too_large"),
+            ("PATCH", "", 405, "method"),
+        ] {
+            let before = counted(reason);
+            assert_eq!(server.ask(method, &path, Some(body)).status, status, "{method} {path}");
+            assert_eq!(counted(reason), before + 1, "{method} {path}: {reason}");
+        }
+    }
+}

@@ -21,7 +21,7 @@ pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {
     object([
         ("policy", one.policy().name().into()),
         ("key", one.key().to_string().into()),
-        ("why", explanation::one(one).to_string().into()),
+        ("why", explanation::one(one).into()),
         ("reason", denial.reason().name().into()),
         ("source", one.decision().source().name().into()),
         ("descriptor", denial.descriptor.into()),
