@@ -1,6 +1,7 @@
 // Starts what the tests need, on free loopback ports, and stops only that.
 
 import { spawn } from "node:child_process";
+import { createSocket } from "node:dgram";
 import { once } from "node:events";
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
@@ -12,15 +13,26 @@ import { fileURLToPath } from "node:url";
 
 const SERVICE = process.env.SLIDEGATE_BIN ?? fileURLToPath(new URL("../../../target/debug/slidegate", import.meta.url));
 
-let step = process.pid * 251;
+let own;
+let step = 0;
 
 /**
- * Below the range of ephemeral ports: a connection could be given one of those before the server binds it. Test
- * files, which run at once, begin in different places.
+ * Below the range of ephemeral ports: a connection could be given one of those before the server binds it. Of a block
+ * that no other test finds free meanwhile: see crates/slidegate-testkit/src/ports.rs.
  */
 export async function freePort() {
-  for (let tries = 0; tries < 16_384; tries++) {
-    const port = 16_384 + (step++ % 16_384);
+  for (let first = 16_384; own === undefined && first < 32_768; first += 256) {
+    const socket = createSocket("udp4").bind(first, "127.0.0.1");
+    try {
+      await once(socket, "listening");
+      socket.unref();
+      own ??= first;
+    } catch {
+      socket.close();
+    }
+  }
+  for (let tries = 0; own !== undefined && tries < 256; tries++) {
+    const port = own + (step++ % 256);
     const server = createServer().listen(port, "127.0.0.1");
     try {
       await once(server, "listening");

@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import itertools
 import os
 import shutil
 import signal
@@ -20,20 +19,32 @@ REPOSITORY = Path(__file__).parents[3]
 PATIENT = timedelta(seconds=5)
 
 
-# Below the range of ephemeral ports: a connection could be given one of those before the server binds it. Programs
-# that run at once begin in different places.
-PORTS = (16_384 + (os.getpid() * 251 + step) % 16_384 for step in itertools.count())
+def ports():
+    """A block of ports that are below the range of ephemeral ones: a connection could be given one of those before the
+    server binds it. No other test finds them free meanwhile: see crates/slidegate-testkit/src/ports.rs."""
+    for first in range(16_384, 32_768, 256):
+        own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            own.bind(("127.0.0.1", first))
+        except OSError:
+            own.close()
+            continue
+        while True:
+            for port in range(first, first + 256):
+                with socket.socket() as listener:
+                    try:
+                        listener.bind(("127.0.0.1", port))
+                    except OSError:
+                        continue
+                yield port
+    raise AssertionError("other tests have all ports of 127.0.0.1 from 16384 to 32767")
+
+
+PORTS = ports()
 
 
 def free_port():
-    for port in itertools.islice(PORTS, 16_384):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise AssertionError("no port of 127.0.0.1 from 16384 to 32767 is free")
+    return next(PORTS)
 
 
 def wait_until(ready, seconds=10.0, what="the server"):

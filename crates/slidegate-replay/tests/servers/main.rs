@@ -34,16 +34,17 @@ http {
 fn nginx_logs_are_read_as_the_requests_were_sent() {
     let format =
         "nginx:$remote_addr $remote_user $msec $request_time $host \"$request\" $status \"$http_user_agent\"";
-    Running::start("nginx-light", &[("nginx.conf", NGINX)], |_| {
+    let logs = [
+        Log::of("combined.log", "combined", Seen { host: false, ..Seen::ALL }),
+        Log { given: Some(format), ..Log::of("timed.log", "nginx", Seen::ALL) },
+        Log::of("json.log", "json", Seen::ALL),
+    ];
+    Running::start("nginx-light", &[("nginx.conf", NGINX)], &logs, |_| {
         let mut command = command("nginx");
         command.args(["-p", ".", "-e", "error.log", "-c", "nginx.conf"]);
         command
     })
-    .assert_logs(&[
-        Log::of("combined.log", "combined", Seen { host: false, ..Seen::ALL }),
-        Log { given: Some(format), ..Log::of("timed.log", "nginx", Seen::ALL) },
-        Log::of("json.log", "json", Seen::ALL),
-    ]);
+    .assert_logs();
 }
 
 const APACHE: &str = r#"
@@ -69,17 +70,18 @@ CustomLog vhost.log vhost_combined
 #[test]
 fn apache_logs_are_read_as_the_requests_were_sent() {
     let seen = Seen { user: false, host: false, ..Seen::ALL };
-    Running::start("apache2-bin", &[("apache.conf", APACHE)], |dir| {
+    let logs = [
+        Log::of("common.log", "common", Seen { agent: false, ..seen }),
+        Log::of("combined.log", "combined", seen),
+        Log::of("vhost.log", "combined", Seen { host: true, ..seen }),
+    ];
+    Running::start("apache2-bin", &[("apache.conf", APACHE)], &logs, |dir| {
         let mut command = command("/usr/sbin/apache2");
         // One process, which is the one that is ended.
         command.arg("-X").arg("-f").arg(dir.join("apache.conf"));
         command
     })
-    .assert_logs(&[
-        Log::of("common.log", "common", Seen { agent: false, ..seen }),
-        Log::of("combined.log", "combined", seen),
-        Log::of("vhost.log", "combined", Seen { host: true, ..seen }),
-    ]);
+    .assert_logs();
 }
 
 const CADDY: &str = "{
@@ -98,13 +100,14 @@ http://:{port} {
 /// Caddy writes JSON of its own.
 #[test]
 fn caddy_logs_are_read_as_the_requests_were_sent() {
-    Running::start("caddy", &[("Caddyfile", CADDY)], |dir| {
+    let logs = [Log::of("access.log", "caddy", Seen { user: false, ..Seen::ALL })];
+    Running::start("caddy", &[("Caddyfile", CADDY)], &logs, |dir| {
         let mut command = command("caddy");
         command.args(["run", "--adapter", "caddyfile", "--config", "Caddyfile"]);
         command.env("HOME", dir).env("XDG_DATA_HOME", dir).env("XDG_CONFIG_HOME", dir);
         command
     })
-    .assert_logs(&[Log::of("access.log", "caddy", Seen { user: false, ..Seen::ALL })]);
+    .assert_logs();
 }
 
 const TRAEFIK: &str = "
@@ -117,12 +120,13 @@ accessLog: {filePath: access.log, format: {format}, fields: {headers: {names: {U
 fn traefik_logs_are_read_as_the_requests_were_sent() {
     for (format, detected, host) in [("common", "traefik", false), ("json", "traefik-json", true)] {
         let config = TRAEFIK.replace("{format}", format);
-        Running::start(package::TRAEFIK, &[("traefik.yml", &config)], |_| {
+        let logs = [Log::of("access.log", detected, Seen { user: false, host, agent: true })];
+        Running::start(package::TRAEFIK, &[("traefik.yml", &config)], &logs, |_| {
             let mut command = command(installed("python/bin/traefik"));
             command.arg("--configFile=traefik.yml");
             command
         })
-        .assert_logs(&[Log::of("access.log", detected, Seen { user: false, host, agent: true })]);
+        .assert_logs();
     }
 }
 
@@ -175,13 +179,14 @@ static_resources:
 #[test]
 fn envoy_logs_are_read_as_the_requests_were_sent() {
     let seen = Seen { user: false, ..Seen::ALL };
-    Running::start(package::ENVOY, &[("envoy.yaml", ENVOY)], |_| {
+    let logs = [Log::of("text.log", "envoy", seen), Log::of("json.log", "envoy-json", seen)];
+    Running::start(package::ENVOY, &[("envoy.yaml", ENVOY)], &logs, |_| {
         let mut command = command(installed("python/bin/envoy"));
         command.args(["--disable-hot-restart", "--concurrency", "1", "-l", "warning"]);
         command.args(["--file-flush-interval-msec", "50", "-c", "envoy.yaml"]);
         command
     })
-    .assert_logs(&[Log::of("text.log", "envoy", seen), Log::of("json.log", "envoy-json", seen)]);
+    .assert_logs();
 }
 
 const HAPROXY: &str = "
@@ -216,11 +221,12 @@ fn haproxy_logs_are_read_as_the_requests_were_sent() {
     for (format, detected) in
         [("raw", "haproxy"), ("rfc3164", "haproxy in syslog"), ("rfc5424", "haproxy in syslog")]
     {
-        Running::start("haproxy", &[("haproxy.cfg", &target(format))], |_| {
+        let logs = [Log::of(server::OUTPUT, detected, seen)];
+        Running::start("haproxy", &[("haproxy.cfg", &target(format))], &logs, |_| {
             let mut command = command("/usr/sbin/haproxy");
             command.args(["-db", "-f", "haproxy.cfg"]);
             command
         })
-        .assert_logs(&[Log::of(server::OUTPUT, detected, seen)]);
+        .assert_logs();
     }
 }

@@ -1,9 +1,9 @@
 //! A server, the requests that it is sent, and how its logs are judged.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use slidegate::clock::{Clock, SystemClock};
@@ -61,6 +61,7 @@ impl Seen {
 }
 
 /// A log that a server writes.
+#[derive(Clone)]
 pub(crate) struct Log {
     pub(crate) file: &'static str,
     pub(crate) detected: &'static str,
@@ -74,19 +75,34 @@ impl Log {
     pub(crate) fn of(file: &'static str, detected: &'static str, seen: Seen) -> Self {
         Self { file, detected, seen, given: None }
     }
+
+    fn path(&self, dir: &TempDir) -> PathBuf {
+        dir.path().join(self.file)
+    }
+
+    /// What it has, which is nothing before it is there.
+    fn text(&self, dir: &TempDir) -> String {
+        fs::read_to_string(self.path(dir)).unwrap_or_default()
+    }
 }
 
 /// A server.
 pub(crate) struct Running {
     dir: TempDir,
     port: u16,
+    logs: Vec<Log>,
     /// Ends with the value.
     _process: Process,
 }
 
 impl Running {
-    /// Starts a server in a folder with these files, whose `{port}` and `{dir}` are replaced.
-    pub(crate) fn start(package: &str, files: &[(&str, &str)], command: impl Fn(&Path) -> Command) -> Self {
+    /// Starts a server that writes these logs, in a folder with these files, whose `{port}` and `{dir}` are replaced.
+    pub(crate) fn start(
+        package: &str,
+        files: &[(&str, &str)],
+        logs: &[Log],
+        command: impl Fn(&Path) -> Command,
+    ) -> Self {
         let dir = TempDir::new("servers");
         let (process, port) = until("the server has a port of its own", || {
             let port = ports::free();
@@ -100,45 +116,42 @@ impl Running {
             // Some write local times without an offset.
             command.current_dir(dir.path()).env("TZ", "UTC").stdout(output).stderr(errors);
             let mut process = Process::start(command, dir.path(), package);
-            let ended = until("the server listens or ends", || {
+            // It is not the port that says so: another program may have taken it meanwhile.
+            let ended = until("the server logs a request or ends", || {
                 let ended = process.has_ended();
-                (ended || TcpStream::connect(("127.0.0.1", port)).is_ok()).then_some(ended)
+                let logs_all = || logs.iter().all(|log| log.text(&dir).contains(PROBE.path));
+                (ended || (PROBE.exchange(port).is_ok() && logs_all())).then_some(ended)
             });
             let errors = fs::read_to_string(dir.path().join("errors")).unwrap();
             assert!(!ended || errors.contains("in use"), "{package} ended: {errors}");
             (!ended).then_some((process, port))
         });
-        Self { dir, port, _process: process }
+        Self { dir, port, logs: logs.to_vec(), _process: process }
     }
 
     /// Sends the requests, reads each log, and compares its entries with what was sent.
-    pub(crate) fn assert_logs(&self, logs: &[Log]) {
-        let path = |log: &Log| self.dir.path().join(log.file);
-        let text = |log: &Log| fs::read_to_string(path(log)).unwrap_or_default();
-        until_true("each log begins", || {
-            PROBE.send(self.port);
-            logs.iter().all(|log| text(log).contains(PROBE.path))
-        });
+    pub(crate) fn assert_logs(&self) {
+        let text = |log: &Log| log.text(&self.dir);
         let clock = SystemClock::new();
         let first = clock.now().as_micros();
         // Servers answer before they log, on several threads: each request waits for the line of the one before.
         let lines = |log: &Log| text(log).lines().filter(|line| !line.contains(PROBE.path)).count();
-        let before: Vec<_> = logs.iter().map(lines).collect();
+        let before: Vec<_> = self.logs.iter().map(lines).collect();
         let mut statuses = Vec::new();
         for request in &REQUESTS {
             statuses.push(request.send(self.port));
             until_true("the request is logged", || {
-                logs.iter().zip(&before).all(|(log, before)| lines(log) == before + statuses.len())
+                self.logs.iter().zip(&before).all(|(log, before)| lines(log) == before + statuses.len())
             });
         }
         let last = clock.now().as_micros();
         // Some log whole seconds.
         let times = first / 1_000_000 * 1_000_000..=last;
-        for log in logs {
+        for log in &self.logs {
             let what = |at: usize| format!("{}, request {at} of\n{}", log.file, text(log));
             let format = log.given.map(|format| LogFormat::parse(format).unwrap());
             let options = LogOptions { format, ..LogOptions::default() };
-            let mut reader = LogReader::open_all(&[path(log)], options).unwrap();
+            let mut reader = LogReader::open_all(&[log.path(&self.dir)], options).unwrap();
             for (at, (request, status)) in REQUESTS.iter().zip(&statuses).enumerate() {
                 let entry = loop {
                     let entry =
@@ -174,9 +187,14 @@ impl Running {
 }
 
 impl Request {
-    /// Sends it on a connection of its own. Returns the status.
+    /// Sends it. Returns the status.
     fn send(&self, port: u16) -> u16 {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        Response::parse(&self.exchange(port).unwrap()).status
+    }
+
+    /// Sends it on a connection of its own. Returns the answer.
+    fn exchange(&self, port: u16) -> io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         let agent = self.agent.map(|agent| format!("user-agent: {agent}\r\n")).unwrap_or_default();
         let authorization = self.user.map_or("", |(_, header)| header);
         let request = format!(
@@ -184,9 +202,9 @@ impl Request {
              {agent}{authorization}\r\n",
             self.method, self.path, self.query
         );
-        stream.write_all(request.as_bytes()).unwrap();
+        stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        Response::parse(&String::from_utf8_lossy(&answer)).status
+        stream.read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 }
