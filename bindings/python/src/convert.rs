@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyInt, PyMapping, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
 use slidegate_bindings::{Amount, Answer, BindingError, PolicyAnswer, Settled};
+
+use crate::call::{call, call_method};
 
 /// Runs a call of Python's. A panic becomes an ordinary exception, which `except Exception` catches.
 #[inline]
@@ -34,7 +36,7 @@ pub(crate) fn raise(error: BindingError) -> PyErr {
     Python::attach(|py| {
         let exception = ERROR_OF
             .import(py, "slidegate.errors", "error_of")
-            .and_then(|error_of| error_of.call1((error.code, error.message)));
+            .and_then(|error_of| call(error_of, (error.code, error.message)));
         match exception {
             Ok(exception) => PyErr::from_value(exception),
             Err(failure) => failure,
@@ -85,27 +87,37 @@ pub(crate) fn units(value: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// A cost, or costs by name.
 pub(crate) fn amount(value: &Bound<'_, PyAny>) -> PyResult<Amount> {
-    match value.cast::<PyMapping>() {
-        Ok(costs) => {
-            pairs(costs)?.into_iter().map(|(name, cost)| Ok((name, units(&cost)?))).collect::<PyResult<_>>()
-        }
-        Err(_) => return units(value).map(Amount::Number),
+    if value.is_instance_of::<PyInt>() || !is_mapping(value)? {
+        return units(value).map(Amount::Number);
     }
-    .map(Amount::Named)
+    let costs = pairs(value)?.into_iter().map(|(name, cost)| Ok((name, units(&cost)?)));
+    costs.collect::<PyResult<_>>().map(Amount::Named)
+}
+
+/// Whether it is a `collections.abc.Mapping`, which classes written in Python can say for themselves.
+fn is_mapping(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static IS_INSTANCE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static MAPPING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if value.is_instance_of::<PyDict>() {
+        return Ok(true);
+    }
+    let is_instance = IS_INSTANCE.import(value.py(), "builtins", "isinstance")?;
+    let mapping = MAPPING.import(value.py(), "collections.abc", "Mapping")?;
+    call(is_instance, (value, mapping))?.extract()
 }
 
 /// The attributes of a request.
 pub(crate) fn attributes(value: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Vec<u8>)>> {
-    let mapping = value.cast::<PyMapping>().map_err(|_| {
-        invalid(format!(
+    if !is_mapping(value)? {
+        return Err(invalid(format!(
             "invalid attributes of type {}: must be a mapping, for example {{\"user\": \"alice\"}}",
             type_name(value)
-        ))
-    })?;
-    pairs(mapping)?.into_iter().map(|(name, value)| Ok((name, bytes_of(&value)?.to_vec()))).collect()
+        )));
+    }
+    pairs(value)?.into_iter().map(|(name, value)| Ok((name, bytes_of(&value)?.to_vec()))).collect()
 }
 
-fn pairs<'py>(mapping: &Bound<'py, PyMapping>) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
+fn pairs<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
     let name = |name: &Bound<'py, PyAny>| match name.cast::<PyString>() {
         Ok(_) => Ok(String::from_utf8_lossy(bytes_of(name)?).into_owned()),
         Err(_) => Err(invalid(format!("invalid name of type {}: must be str", type_name(name)))),
@@ -113,8 +125,10 @@ fn pairs<'py>(mapping: &Bound<'py, PyMapping>) -> PyResult<Vec<(String, Bound<'p
     if let Ok(dict) = mapping.cast::<PyDict>() {
         return dict.iter().map(|(key, value)| Ok((name(&key)?, value))).collect();
     }
-    mapping
-        .items()?
+    let items = call_method(mapping, "items", ())?;
+    let items = call(&mapping.py().get_type::<PyList>(), (items,))?;
+    items
+        .cast::<PyList>()?
         .iter()
         .map(|pair| {
             let (key, value): (Bound<'py, PyAny>, Bound<'py, PyAny>) = pair.extract()?;
@@ -148,7 +162,7 @@ pub(crate) fn decision<'py>(py: Python<'py>, answer: Answer) -> PyResult<Bound<'
     static DECISION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let policies: Vec<_> =
         answer.policies.into_iter().map(|one| numbers(py, one)).collect::<PyResult<_>>()?;
-    DECISION.import(py, "slidegate.decision", "decision_of")?.call1((
+    let arguments = (
         answer.allowed,
         answer.status,
         answer.why,
@@ -156,7 +170,8 @@ pub(crate) fn decision<'py>(py: Python<'py>, answer: Answer) -> PyResult<Bound<'
         answer.strictest,
         answer.headers,
         answer.store_failure,
-    ))
+    );
+    call(DECISION.import(py, "slidegate.decision", "decision_of")?, arguments)
 }
 
 /// A `slidegate.Settlement`.
@@ -167,11 +182,8 @@ pub(crate) fn settlement<'py>(py: Python<'py>, settled: Settled) -> PyResult<Bou
         .into_iter()
         .map(|one| Ok((one.status, numbers(py, one.decision)?)))
         .collect::<PyResult<_>>()?;
-    SETTLEMENT.import(py, "slidegate.reservation", "settlement_of")?.call1((
-        settled.status,
-        settled.ticket,
-        policies,
-    ))
+    let arguments = (settled.status, settled.ticket, policies);
+    call(SETTLEMENT.import(py, "slidegate.reservation", "settlement_of")?, arguments)
 }
 
 /// The arguments of `slidegate.decision.policy_decision_of`.

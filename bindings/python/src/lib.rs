@@ -4,6 +4,7 @@
 //! Redis, and waiting for a turn, gives up the GIL: a fork in another thread would otherwise copy a lock of the store
 //! while it is held.
 
+mod call;
 mod client;
 mod clock;
 mod convert;

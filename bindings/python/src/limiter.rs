@@ -9,6 +9,7 @@ use slidegate::{Algorithm, Decision, Quota};
 use slidegate_bindings::{BindingError, EngineOptions, quota};
 use slidegate_http::headers::{HeaderOptions, Problem};
 
+use crate::call::call;
 use crate::clock::ManualClock;
 use crate::convert::{bytes_of, guarded, raise, seconds, units};
 use crate::runtime::{self, Completions};
@@ -293,7 +294,7 @@ impl LimiterDecision {
                 reason = "the method has a lifetime of its own"
             )]
             let Some(json) = self.with_problem(|problem| problem.to_json()) else { return Ok(None) };
-            py.import("json")?.call_method1("loads", (json,)).map(Some)
+            call(&py.import("json")?.getattr("loads")?, (json,)).map(Some)
         })
     }
 

@@ -21,6 +21,7 @@ use slidegate_bindings::{BindingError, poll_once};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinHandle;
 
+use crate::call::call_method;
 use crate::convert::{guarded, panicked, raise};
 use crate::task::{GiveBack, Outcome, Task, Work};
 
@@ -189,13 +190,13 @@ impl Completions {
         for completion in self.take() {
             let future = completion.future.bind(py);
             // A future that was cancelled is done.
-            if future.call_method0("done")?.extract()? {
+            if call_method(future, "done", ())?.extract()? {
                 completion.discard();
                 continue;
             }
             match guarded(|| completion.result.map_err(raise)?.into_python(py)) {
-                Ok(value) => future.call_method1("set_result", (value,))?,
-                Err(error) => future.call_method1("set_exception", (error,))?,
+                Ok(value) => call_method(future, "set_result", (value,))?,
+                Err(error) => call_method(future, "set_exception", (error,))?,
             };
         }
         Ok(())
@@ -219,7 +220,7 @@ impl Completions {
         let this = slf.get();
         let is_woken = slf
             .getattr("drain")
-            .and_then(|drain| this.event_loop.bind(slf.py()).call_method1("call_soon_threadsafe", (drain,)));
+            .and_then(|drain| call_method(this.event_loop.bind(slf.py()), "call_soon_threadsafe", (drain,)));
         if is_woken.is_err() {
             // The event loop is closed: nobody waits any more.
             this.take().into_iter().for_each(Completion::discard);
@@ -276,7 +277,7 @@ pub(crate) fn start<'py>(
         Ok(result) => return result.map_err(raise)?.into_python(py),
         Err(work) => work,
     };
-    let future = completions.get().event_loop.bind(py).call_method0("create_future")?;
+    let future = call_method(completions.get().event_loop.bind(py), "create_future", ())?;
     let (completions, promise) = (completions.clone().unbind(), future.clone().unbind());
     let (is_waiting, give_back) = (task.give_back.is_some(), task.give_back);
     let spawned = spawn(&runtime, work, move |result| {
@@ -287,7 +288,7 @@ pub(crate) fn start<'py>(
     });
     if is_waiting {
         let abort = PyCFunction::new_closure(py, None, None, move |_, _| spawned.abort())?;
-        future.call_method1("add_done_callback", (abort,))?;
+        call_method(&future, "add_done_callback", (abort,))?;
     }
     Ok(future)
 }

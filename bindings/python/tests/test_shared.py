@@ -244,6 +244,45 @@ def test_the_interpreter_ends_with_calls_pending(redis, end):
         assert word not in err
 
 
+# Python ends daemon threads where they ask for the GIL, which is mostly within what a call of ours calls: servers run
+# requests in such threads.
+@pytest.mark.parametrize(
+    "call",
+    [
+        "gate.check({'user': 'a'})",
+        "gate.check(collections.UserDict(user='a'))",
+        "limiter.allows(1)",
+        "limiter.check('a').problem",
+        "shared.check_sync({})",
+        "asyncio.run(many())",
+    ],
+)
+def test_the_interpreter_ends_with_daemon_threads_in_calls(redis, call):
+    code = f"""
+        import asyncio, collections, sys, threading, time, slidegate
+        sys.setswitchinterval(1e-6)  # so that threads ask for the GIL all the time
+        limiter = slidegate.Limiter("1/1m")
+        gate = slidegate.Gate([{{"name": "a", "scope": ["user"], "quota": "5/1m"}}])
+        shared = slidegate.SharedGate(sys.argv[1], [{{"name": "a", "quota": "5/1m"}}])
+        calls = 0
+        async def many():
+            await asyncio.gather(*(shared.check({{}}) for _ in range(100)))
+        def forever():
+            global calls
+            while True:
+                try:
+                    {call}
+                except slidegate.SlidegateError as error:
+                    if error.code not in ["closed", "invalid_request"]: raise
+                calls += 1
+        for _ in range(4): threading.Thread(target=forever, daemon=True).start()
+        while calls < 100: time.sleep(0.01)
+        print("last words")
+    """
+    status, out, err = run_python(code, redis.url)
+    assert (status, out) == (0, "last words"), err
+
+
 def test_calls_after_the_end_are_errors(redis):
     code = """
         import atexit, sys, slidegate
