@@ -102,13 +102,13 @@ def test_an_idempotency_key_charges_once(service, connect, unique):
 
 def test_unreachable_services_fail_open_or_closed(connect):
     url = f"http://127.0.0.1:{free_port()}"
-    allowed = connect(url).check({"user": "alice"})
+    allowed = connect(url, timeout=5).check({"user": "alice"})
     assert allowed and allowed.source == "fail_open" and allowed.error.code == "unavailable"
-    denied = connect(url, on_failure="deny").check({"user": "alice"})
+    denied = connect(url, timeout=5, on_failure="deny").check({"user": "alice"})
     assert not denied and (denied.status, denied.source) == (503, "fail_closed")
     assert dict(denied.headers)["retry-after"] == str(int(denied.retry_after.total_seconds()))
     with pytest.raises(slidegate.SlidegateError) as error:
-        connect(url).refund({"user": "alice"})
+        connect(url, timeout=5).refund({"user": "alice"})
     assert error.value.code == "unavailable" and pickle.loads(pickle.dumps(error.value)).code == "unavailable"
 
 
