@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::http::{self, Response};
 use crate::process::{command, until_stopped};
+use crate::until_true;
 
 /// The binary that Cargo built for the tests of `slidegate-server`: `target/PROFILE/slidegate`.
 fn binary() -> PathBuf {
@@ -193,6 +194,21 @@ impl Server {
         let validator = jsonschema::validator_for(&schema).expect("a schema");
         let errors: Vec<_> = validator.iter_errors(&answer.json()).map(|error| error.to_string()).collect();
         assert!(errors.is_empty(), "{method} {path} {status}: {errors:?} in {}", answer.body);
+    }
+
+    /// Writes the config file, and waits until it was loaded. `headers` are those of who may read the status.
+    pub fn reload(&self, file: &str, text: &str, headers: &str) {
+        let reloads = || {
+            let status = self.ask_with(headers, "GET", "/v1/status", None);
+            status.json()["config"]["reloads"].as_u64().expect("a number")
+        };
+        std::fs::write(file, text).expect("the file is ours");
+        // The first to end may have begun before the file was written; the next begins when that one has ended.
+        for _ in 0..2 {
+            let before = reloads();
+            self.signal("HUP");
+            until_true("the config is reloaded", || reloads() > before);
+        }
     }
 
     /// Sends a signal, such as `HUP`. After `STOP`, returns once the server stands still.

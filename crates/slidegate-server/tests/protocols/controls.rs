@@ -3,7 +3,6 @@
 //! The table says for each control and each path what becomes of a request. A path or a control without
 //! a cell fails the test, so that a new one cannot be forgotten.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -117,11 +116,7 @@ impl Instance {
 
     /// Puts other policies in force, and waits for it.
     fn reload(&self, store: &str, policies: &str) {
-        let reloads = || self.server.get("/v1/status").json()["config"]["reloads"].as_u64().unwrap();
-        let before = reloads();
-        fs::write(&self.file, format!("{CONFIG}{store}{policies}")).unwrap();
-        self.server.signal("HUP");
-        until_true("the config is reloaded", || reloads() > before);
+        self.server.reload(&self.file, &format!("{CONFIG}{store}{policies}"), "");
     }
 
     fn post(&self, path: &str, body: &Value, headers: &str) -> (u16, Value) {

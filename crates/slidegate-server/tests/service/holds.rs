@@ -413,12 +413,7 @@ fn a_limit_in_flight_is_validated_explained_and_changed_while_it_is_in_use() {
     );
     let _sixth = ticket(&reserve(&server, &json!({})));
     assert_eq!(reserve(&server, &json!({})).status, 429);
-    folder.file("slidegate.yaml", CHAT.replace("in_flight: 4", "in_flight: 2"));
-    server.signal("HUP");
-    wait_until("the reload", || {
-        let policies = server.get("/v1/status").json();
-        policies["config"]["reloads"].as_u64() > Some(1) || policies["config"]["error"].is_string()
-    });
+    server.reload(&file, &CHAT.replace("in_flight: 4", "in_flight: 2"), "");
     for ticket in &open {
         assert_eq!(settle(&server, ticket, 1)["outcome"], "changed", "no holder loses its permit");
     }

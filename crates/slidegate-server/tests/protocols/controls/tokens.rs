@@ -34,14 +34,7 @@ fn start(folder: &TempDir, store: &str, policies: &str) -> Instance {
 
 /// Puts other rules in force. The status may need a token.
 fn reload(instance: &Instance, rules: &str, ops: &Token) {
-    let reloads = || {
-        let status = instance.server.ask_with(&ops.header(), "GET", "/v1/status", None);
-        status.json()["config"]["reloads"].as_u64().unwrap()
-    };
-    let before = reloads();
-    fs::write(&instance.file, format!("{CONFIG}{rules}")).unwrap();
-    instance.server.signal("HUP");
-    until_true("the config is reloaded", || reloads() > before);
+    instance.server.reload(&instance.file, &format!("{CONFIG}{rules}"), &ops.header());
 }
 
 /// A stream, and the status of its answer.
