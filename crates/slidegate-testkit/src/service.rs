@@ -8,8 +8,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::http::{self, Response};
+use crate::poll::until_true;
 use crate::process::{command, until_stopped};
-use crate::until_true;
 
 /// The binary that Cargo built for the tests of `slidegate-server`: `target/PROFILE/slidegate`.
 fn binary() -> PathBuf {

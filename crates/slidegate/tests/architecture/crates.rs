@@ -216,7 +216,7 @@ const TESTKIT: &Table = &[
     ("clock", &["process"]),
     ("proxy", &["background", "poll", "ports"]),
     ("redis", &["background", "clock", "poll", "ports", "process", "temp_dir"]),
-    ("service", &["http", "process"]),
+    ("service", &["http", "poll", "process"]),
 ];
 
 /// Anyone who reads or replaces a part of these crates must know what it relies on.
