@@ -1,21 +1,10 @@
 //! Calls of functions that are written in Python, or may call one.
 
-use std::{mem, ptr, thread};
+use std::{hint, mem, ptr, thread};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-
-/// A tuple.
-pub(crate) trait Arguments<'py>:
-    IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error: Into<PyErr>>
-{
-}
-
-impl<'py, T> Arguments<'py> for T where
-    T: IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error: Into<PyErr>>
-{
-}
 
 /// Calls a function.
 ///
@@ -25,7 +14,7 @@ impl<'py, T> Arguments<'py> for T where
 /// does where `PyO3` itself asks for the GIL; `PyO3`'s own calls unwind.
 pub(crate) fn call<'py>(
     function: &Bound<'py, PyAny>,
-    arguments: impl Arguments<'py>,
+    arguments: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error: Into<PyErr>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     type Call = unsafe extern "C-unwind" fn(
         *mut ffi::PyObject,
@@ -34,8 +23,10 @@ pub(crate) fn call<'py>(
     ) -> *mut ffi::PyObject;
 
     let arguments = arguments.into_pyobject(function.py()).map_err(Into::into)?;
+    // `PyO3` declares that it never unwinds: an optimizer that recognizes it leaves out what is done if it does.
+    let declared = hint::black_box(ffi::PyObject_Call as *const ());
     // SAFETY: the declarations differ in whether the function may unwind, and this one does.
-    let call = unsafe { mem::transmute::<*const (), Call>(ffi::PyObject_Call as *const ()) };
+    let call = unsafe { mem::transmute::<*const (), Call>(declared) };
     let hang = Hang;
     // SAFETY: this thread has the GIL, as it has a `Bound`; function and arguments are borrowed during the call.
     let result = unsafe { call(function.as_ptr(), arguments.as_ptr(), ptr::null_mut()) };
@@ -48,7 +39,7 @@ pub(crate) fn call<'py>(
 pub(crate) fn call_method<'py>(
     object: &Bound<'py, PyAny>,
     name: &str,
-    arguments: impl Arguments<'py>,
+    arguments: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error: Into<PyErr>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     call(&object.getattr(name)?, arguments)
 }

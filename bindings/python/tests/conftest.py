@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import itertools
 import os
 import shutil
 import signal
@@ -30,13 +31,7 @@ def ports():
             own.close()
             continue
         while True:
-            for port in range(first, first + 256):
-                with socket.socket() as listener:
-                    try:
-                        listener.bind(("127.0.0.1", port))
-                    except OSError:
-                        continue
-                yield port
+            yield from range(first, first + 256)
     raise AssertionError("other tests have all ports of 127.0.0.1 from 16384 to 32767")
 
 
@@ -44,7 +39,14 @@ PORTS = ports()
 
 
 def free_port():
-    return next(PORTS)
+    for port in itertools.islice(PORTS, 256):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise AssertionError("no port of this process is free")
 
 
 def wait_until(ready, seconds=10.0, what="the server"):

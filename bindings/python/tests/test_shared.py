@@ -254,7 +254,7 @@ def test_the_interpreter_ends_with_calls_pending(redis, end):
         "limiter.allows(1)",
         "limiter.check('a').problem",
         "shared.check_sync({})",
-        "asyncio.run(many())",
+        "asyncio.run(in_a_loop())",
     ],
 )
 def test_the_interpreter_ends_with_daemon_threads_in_calls(redis, call):
@@ -265,8 +265,11 @@ def test_the_interpreter_ends_with_daemon_threads_in_calls(redis, call):
         gate = slidegate.Gate([{{"name": "a", "scope": ["user"], "quota": "5/1m"}}])
         shared = slidegate.SharedGate(sys.argv[1], [{{"name": "a", "quota": "5/1m"}}])
         calls = 0
-        async def many():
-            await asyncio.gather(*(shared.check({{}}) for _ in range(100)))
+        async def in_a_loop():
+            global calls
+            while True:
+                await asyncio.gather(*(shared.check({{}}) for _ in range(100)))
+                calls += 1
         def forever():
             global calls
             while True:

@@ -10,7 +10,7 @@ pub(crate) struct ConfigState {
     pub(crate) hash: String,
     /// When it was loaded, by the observer's clock.
     pub(crate) at: Timestamp,
-    /// Successful and rejected reloads since the start.
+    /// Successful reloads since the start, and rejected ones.
     pub(crate) loads: u64,
     pub(crate) failures: u64,
     /// The error of the last reload, if it was rejected.

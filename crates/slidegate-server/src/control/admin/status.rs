@@ -183,7 +183,7 @@ struct ConfigStatus<'a> {
     /// SHA-256 of the active config file.
     hash: String,
     loaded_at: String,
-    /// Successful and rejected reloads since the start.
+    /// Successful reloads since the start.
     reloads: u64,
     /// Whether `error` is why the last file was rejected.
     rejected: bool,
