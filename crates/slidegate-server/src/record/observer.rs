@@ -266,9 +266,9 @@ impl Observer {
     /// the policy configures the skip.
     #[inline]
     pub(crate) fn record_skipped(&self, decisions: &Decisions<'_>) {
-        for policy in decisions.skipped() {
+        for (position, policy) in decisions.skipped() {
             let registry = self.registry.load();
-            let Some(counters) = registry.by_name(policy.name()) else { continue };
+            let Some(counters) = registry.find(position, policy.name()) else { continue };
             if self.options.metrics {
                 counters.record_missing_attribute(thread());
             }

@@ -207,9 +207,10 @@ impl Decisions<'_> {
     }
 
     /// The policies that [do not apply](crate::OnMissing::Skip) to a request of the call because it
-    /// lacks an attribute of their scope.
-    pub fn skipped(&self) -> impl Iterator<Item = &Policy> {
-        self.requests.iter().flat_map(|request| self.policies.skipped(request))
+    /// lacks an attribute of their scope, each with its position in the set.
+    pub fn skipped(&self) -> impl Iterator<Item = (usize, &Policy)> {
+        let places = self.requests.iter().flat_map(|request| self.policies.skipped_places(request));
+        places.map(|at| (at, self.policies.policy(at)))
     }
 
     /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced

@@ -208,7 +208,7 @@ impl PolicySet {
         exempting.into_iter().map(|at| self.policy(at))
     }
 
-    fn skipped_places(&self, request: &Request<'_>) -> Places {
+    pub(crate) fn skipped_places(&self, request: &Request<'_>) -> Places {
         let mut found = Places::new();
         let lacks = |attribute: &String| request.value(attribute).is_none();
         if request.named_policy().is_some() || !self.skipped_without.iter().any(lacks) {
