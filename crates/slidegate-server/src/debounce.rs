@@ -31,6 +31,11 @@ impl<S: PartialEq> Debounced<S> {
         !std::mem::replace(&mut self.is_settled, true)
     }
 
+    /// Makes the state at the last poll count as reported: it is read now, settled or not.
+    pub(crate) fn report(&mut self) {
+        self.is_settled = true;
+    }
+
     /// The state at the last poll.
     pub(crate) fn last(&self) -> &S {
         &self.last
@@ -48,5 +53,14 @@ mod tests {
         let due: Vec<_> = [1, 1, 2, 3, 3, 3, 1, 2, 2].map(|seen| state.is_due(seen)).into_iter().collect();
         assert_eq!(due, [false, false, false, false, true, false, false, false, true]);
         assert_eq!(*state.last(), 2);
+    }
+
+    /// A file that was half written when it was read on request is read again.
+    #[test]
+    fn what_was_read_on_request_is_due_only_if_it_changes() {
+        let mut state = Debounced::new(1);
+        assert!(!state.is_due(2));
+        state.report();
+        assert_eq!([2, 2, 3, 3, 3].map(|seen| state.is_due(seen)), [false, false, false, true, false]);
     }
 }

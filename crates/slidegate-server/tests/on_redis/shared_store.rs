@@ -152,7 +152,8 @@ fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {
     let redis = RedisServer::start();
     redis.kill();
     let folder = TempDir::new("redis-late");
-    let config = folder.file("slidegate.yaml", FALLBACKS);
+    // A refused connection is reported at once, so the deadline may be long: on a busy machine a short one may pass first.
+    let config = folder.file("slidegate.yaml", format!("store: {{deadline: 10s}}{FALLBACKS}"));
     let log = folder.file("log", "");
     let server = Server::start_logging_to(
         &["--config", &config, "--redis", &redis.url()],

@@ -264,20 +264,20 @@ fn of(name: &str) -> RateLimitRequest {
 /// gRPC says how long a call may take; whoever exceeds it is not heard.
 #[test]
 fn a_call_of_envoy_waits_within_its_deadline() {
-    let folder = TempDir::new("waiting-envoy");
-    let server = serve(&folder);
+    let (folder, of_minutes) = (TempDir::new("waiting-envoy"), TempDir::new("waiting-envoy-minutes"));
+    let (server, slow) = (serve(&folder), serve_with(&of_minutes, "quota: 1/1m, on_excess: wait 1m"));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let mut client = client(&server).await;
-        let used_up = use_up(&server, "alice");
+        let used_up = use_up(&slow, "alice");
         let mut hurried = tonic::Request::new(of("alice"));
-        // Of this time it would take too much, although the policy grants it.
-        hurried.set_timeout(Duration::from_millis(2900));
-        let answered = client.should_rate_limit(hurried).await.unwrap().into_inner();
-        if used_up.elapsed() < WINDOW {
+        // Of this time it would take too much, although the policy grants it: a call waits for nine tenths.
+        hurried.set_timeout(Duration::from_secs(50));
+        let answered = client(&slow).await.should_rate_limit(hurried).await.unwrap().into_inner();
+        if used_up.elapsed() < Duration::from_secs(15) {
             assert_eq!(answered.overall_code(), Code::OverLimit);
         }
-        let answered = client.should_rate_limit(of("alice")).await.unwrap().into_inner();
+        let used_up = use_up(&server, "alice");
+        let answered = client(&server).await.should_rate_limit(of("alice")).await.unwrap().into_inner();
         assert_eq!(answered.overall_code(), Code::Ok);
         assert!(used_up.elapsed() >= WINDOW, "{:?}", used_up.elapsed());
     });

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate_testkit::service::Server;
@@ -90,6 +91,15 @@ fn sighup_loads_again_and_tokens_are_loaded_with_the_rest() {
     let server = Server::start(&["--config", &file]);
     server.signal("HUP");
     until_true("it was loaded again", || config(&server)["reloads"] == 1);
+    // Stopped, so that it sees the change and the signal at once.
+    server.signal("STOP");
+    fs::write(&file, policy(3)).unwrap();
+    server.signal("HUP");
+    server.signal("CONT");
+    until_true("the change is loaded", || config(&server)["reloads"] == 2);
+    // Three polls later it has not been loaded again.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!((limit(&server), config(&server)["reloads"].as_u64()), (3.into(), Some(2)));
     let token = format!("admin: {{tokens: [{{name: ops, scope: read, sha256: {}}}]}}\n", "0".repeat(64));
     fs::write(&file, policy(2) + &token).unwrap();
     until_true("a token is needed", || server.get("/v1/status").status == 401);
