@@ -36,7 +36,7 @@ const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
 
 fn start(folder: &TempDir, redis: &RedisServer) -> Server {
     // Longer than a reply takes on a busy machine.
-    let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url());
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url());
     Server::start(&["--config", &folder.file("slidegate.yaml", format!("{POLICIES}{store}"))])
 }
 
