@@ -31,8 +31,8 @@ impl<S: PartialEq> Debounced<S> {
         !std::mem::replace(&mut self.is_settled, true)
     }
 
-    /// Makes the state at the last poll count as reported: it is read now, settled or not.
-    pub(crate) fn report(&mut self) {
+    /// Marks the state at the last poll as reported, for files that are read on request.
+    pub(crate) fn mark_reported(&mut self) {
         self.is_settled = true;
     }
 
@@ -60,7 +60,7 @@ mod tests {
     fn what_was_read_on_request_is_due_only_if_it_changes() {
         let mut state = Debounced::new(1);
         assert!(!state.is_due(2));
-        state.report();
+        state.mark_reported();
         assert_eq!([2, 2, 3, 3, 3].map(|seen| state.is_due(seen)), [false, false, false, true, false]);
     }
 }

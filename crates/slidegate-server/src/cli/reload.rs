@@ -38,7 +38,7 @@ pub(super) async fn run(
     loop {
         let is_requested = tokio::time::timeout(POLL_EVERY, hangups.recv()).await.is_ok();
         if watched.is_due(sources.look()) || is_requested {
-            watched.report();
+            watched.mark_reported();
             notifier.reloading();
             let sources = sources.clone();
             // Reading a file may block.

@@ -143,7 +143,7 @@ fn the_page_of_an_instance_without_traffic_shows_the_fleet_and_marks_what_it_mis
 fn instances_with_different_configs_raise_an_alarm_until_they_agree() {
     let (folder, redis) = (TempDir::new("dashboard-differ"), RedisServer::start());
     let config = |quota: &str| {
-        let store = format!("store: {{redis: '{}', deadline: 1s}}\n", redis.url_as_user());
+        let store = format!("store: {{redis: '{}', deadline: 10s}}\n", redis.url_as_user());
         format!("policies: [{{name: per-user, scope: [user], quota: {quota}}}]\n{store}")
     };
     let files = ["one.yaml", "two.yaml"].map(|name| folder.file(name, config("100/1h")));

@@ -20,7 +20,7 @@ struct Instance {
 impl Instance {
     fn start(folder: &TempDir, name: &str, url: &str) -> Self {
         let log = PathBuf::from(folder.file(name, ""));
-        let policies = "policies: [{name: per-user, scope: [user], quota: 9/1h}]\nstore: {deadline: 1s}\n";
+        let policies = "policies: [{name: per-user, scope: [user], quota: 9/1h}]\nstore: {deadline: 10s}\n";
         let config = folder.file(&format!("{name}.yaml"), policies);
         let args = ["--redis", url, "--config", &config];
         let server = Server::start_logging_to(&args, File::create(&log).unwrap());

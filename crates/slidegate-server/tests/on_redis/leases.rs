@@ -121,7 +121,7 @@ fn an_instance_that_was_stopped_admits_nothing_from_a_lease_that_has_ended() {
         let later = threads.spawn(|| (0..50).map(|_| ask(&one, 1)).collect::<Vec<_>>());
         // The slice counts as used from its end on; the others have what is left of the limit.
         until("the limit is used up", || {
-            // In few calls, as one to the stopped instance waits for their end.
+            // In large steps: the first call to the stopped instance waits meanwhile, and may time out.
             let (cost, _) = ask(&other, 100);
             admitted += cost;
             let shown = other.get("/v1/keys/p/alice").json();

@@ -152,7 +152,7 @@ fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {
     let redis = RedisServer::start();
     redis.kill();
     let folder = TempDir::new("redis-late");
-    // A refused connection is reported at once, so the deadline may be long: on a busy machine a short one may pass first.
+    // A refused connection is reported at once. A short deadline may pass before that on a busy machine.
     let config = folder.file("slidegate.yaml", format!("store: {{deadline: 10s}}{FALLBACKS}"));
     let log = folder.file("log", "");
     let server = Server::start_logging_to(

@@ -412,7 +412,7 @@ mod on_redis {
         let redis = RedisServer::start();
         let folder = TempDir::new("admin-store-away");
         let config = folder
-            .file("slidegate.yaml", format!("{POLICY}store: {{redis: '{}', deadline: 1s}}\n", redis.url()));
+            .file("slidegate.yaml", format!("{POLICY}store: {{redis: '{}', deadline: 10s}}\n", redis.url()));
         let server = Server::start(&["--config", &config]);
         said(&server, &["policy", "set", "per-user", "7/1h"]);
         redis.kill();
